@@ -1,0 +1,1 @@
+"""Model descriptions and weights: configuration, sources (safetensors, GGUF), the one decoder."""

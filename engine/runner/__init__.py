@@ -1,0 +1,1 @@
+"""The model runner: tensors and device work for one step plan."""

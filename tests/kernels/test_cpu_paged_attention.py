@@ -1,0 +1,95 @@
+"""CPU paged attention: against its oracle, through scattered blocks, and independent of chunks and neighbors."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.cpu import paged_attention as cpu
+
+BLOCK = 16
+HEADS, KV_HEADS, SIZE = 9, 3, 64
+Chunks = list[tuple[int, int, list[int]]]
+
+
+def _pool(num_blocks: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(num_blocks, 2, 2, KV_HEADS, BLOCK, SIZE).to(dtype)
+
+
+def _attend(query: Tensor, pool: Tensor, chunks: Chunks, padding: int = 0) -> Tensor:
+    """query [T, Hq, D] without padding; the step's padding is added and cut off again."""
+    padded = torch.cat((query, query.new_zeros(padding, *query.shape[1:])))
+    plan = cpu.plan_attention(pool, chunks, padded.shape[0], cpu.Workspace())
+    return cpu.paged_attention(padded, pool, 1, plan)[: query.shape[0]].view_as(query)
+
+
+def _scattered(num_tables: int, num_tokens: int, num_blocks: int) -> list[list[int]]:
+    """Block tables for num_tables sequences of num_tokens, from all over the pool, no block twice."""
+    blocks = random.Random(num_blocks).sample(range(num_blocks), num_tables * -(-num_tokens // BLOCK))
+    each = len(blocks) // num_tables
+    return [blocks[i * each : (i + 1) * each] for i in range(num_tables)]
+
+
+CASES: dict[str, list[tuple[int, int]]] = {
+    "one-decode": [(0, 1)],
+    "decodes-of-unlike-lengths": [(0, 1), (15, 1), (16, 1), (255, 1), (256, 1), (300, 1)],
+    "prefill-from-zero": [(0, 37)],
+    "prefill-over-query-blocks": [(100, 200)],
+    "prefill-over-tiles": [(250, 20)],
+    "mixed": [(299, 1), (0, 9), (120, 150), (31, 1), (5, 3)],
+}
+
+
+@pytest.mark.parametrize("padding", [0, 1], ids=["exact", "padded"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.03), (torch.float32, 2e-5)], ids=["bf16", "fp32"])
+def test_attention_matches_its_oracle(dtype: torch.dtype, tolerance: float, case: str, padding: int) -> None:
+    torch.manual_seed(0)
+    pool = _pool(160, dtype)
+    tables = _scattered(len(CASES[case]), 320, 160)
+    chunks = [(start, num, table) for (start, num), table in zip(CASES[case], tables, strict=True)]
+    query = (torch.randn(sum(num for _, num, _ in chunks), HEADS, SIZE) * SIZE**-0.5).to(dtype)
+
+    result = _attend(query, pool, chunks, padding)
+
+    expected = reference.paged_attention(query, pool, 1, chunks)
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_blocks_of_others_and_positions_ahead_are_never_read() -> None:
+    """Poison in everything a sequence may not see changes nothing (infinite, so that any touch would show)."""
+    torch.manual_seed(1)
+    pool = _pool(64, torch.float32)
+    table = _scattered(1, 48, 64)[0]
+    query = torch.randn(20, HEADS, SIZE)
+    clean = _attend(query, pool, [(10, 20, table)])
+    poisoned = torch.full_like(pool, 1e30)
+    for block in table[:2]:
+        poisoned[block] = pool[block]
+    poisoned[table[1], ..., 30 - BLOCK :, :] = 1e30
+
+    assert torch.equal(clean, _attend(query, poisoned, [(10, 20, table)]))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 16, 64, 100, 128, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_each_token_has_the_same_bits_in_any_chunk_and_beside_any_neighbors(dtype: torch.dtype, chunk: int) -> None:
+    torch.manual_seed(2)
+    pool = _pool(200, dtype)
+    mine, *others = _scattered(5, 560, 200)
+    num_tokens = 560
+    query = (torch.randn(num_tokens, HEADS, SIZE) * SIZE**-0.5).to(dtype)
+    whole = _attend(query, pool, [(0, num_tokens, mine)])
+
+    for start in range(0, num_tokens, chunk):
+        num = min(chunk, num_tokens - start)
+        neighbors: Chunks = [(start, 1, others[0]), (max(0, start - 200), 5, others[1]), (start // 2, 40, others[2])]
+        chunks = [*neighbors[:2], (start, num, mine), neighbors[2]]
+        before = sum(n for _, n, _ in neighbors[:2])
+        filler = (torch.randn(before + num + 40, HEADS, SIZE)).to(dtype)
+        filler[before : before + num] = query[start : start + num]
+        beside = _attend(filler, pool, chunks)[before : before + num]
+
+        assert torch.equal(whole[start : start + num], beside), f"tokens {start}..{start + num}"
