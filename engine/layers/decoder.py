@@ -118,7 +118,10 @@ class Decoder:
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             qkv=self._pack(weight * before_attention, bias),
-            output=self._pack(read("self_attn.o_proj.weight")),
+            output=self._pack(
+                read("self_attn.o_proj.weight"),
+                read("self_attn.o_proj.bias") if self.config.output_bias else None,
+            ),
             head_norm=self._load_head_norm(read) if self.config.qk_norm else None,
             norm_eps=self.config.rms_norm_eps,
             rotates=index not in self.config.nope_layers,

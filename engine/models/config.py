@@ -30,7 +30,8 @@ class ModelConfig:
 
     Attributes:
         head_dim: size of one attention head (not always hidden_size / num_heads).
-        qkv_bias: query, key and value projections carry a bias (Qwen2, or Llama files with attention_bias).
+        qkv_bias: query, key and value projections carry a bias (Qwen2, or files with attention_bias).
+        output_bias: so does the output projection (Llama, Qwen3 and SmolLM3 files with attention_bias).
         qk_norm: RMSNorm over each query and key head before rotation (Qwen3).
         nope_layers: layers without rotary embedding (SmolLM3).
         tie_embeddings: the output projection is the embedding table.
@@ -50,6 +51,7 @@ class ModelConfig:
     max_position: int
     rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
+    output_bias: bool = False
     qk_norm: bool = False
     nope_layers: frozenset[int] = frozenset()
     tie_embeddings: bool = False
@@ -89,6 +91,8 @@ def required_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         }
         if config.qkv_bias:
             layer |= {f"self_attn.{n}_proj.bias": (s,) for n, s in (("q", q), ("k", kv), ("v", kv))}
+        if config.output_bias:
+            layer["self_attn.o_proj.bias"] = (hidden,)
         if config.qk_norm:
             layer |= {"self_attn.q_norm.weight": (d,), "self_attn.k_norm.weight": (d,)}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}

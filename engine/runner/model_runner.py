@@ -37,6 +37,7 @@ class ModelRunner:
         if self.num_blocks < 2:
             raise ConfigError(f"kv_cache_bytes holds less than two blocks of {block_bytes} bytes")
         self.vocab_size = model.vocab_size
+        self.kv_element_bytes = decoder.dtype.itemsize
         # Zeros, since masked positions are read too: anything finite does, NaN would not.
         self._pool = torch.zeros((self.num_blocks, *block_shape), dtype=decoder.dtype)
         self._decoder = decoder

@@ -23,8 +23,11 @@ class Runner(Protocol):
     chunk itself. Blocks named by a plan are written by that plan's rows only.
     """
 
-    vocab_size: int
-    num_blocks: int
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_blocks(self) -> int: ...
 
     def submit(self, plan: StepPlan) -> PendingStep: ...
 
