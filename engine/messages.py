@@ -273,7 +273,7 @@ def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
     """Raises `ProtocolError` on anything that is not one of our messages."""
     try:
         return _to_engine.decode(frame)
-    except (msgspec.DecodeError, msgspec.ValidationError) as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise ProtocolError(f"undecodable message to the engine: {e}") from e
 
 
@@ -281,5 +281,5 @@ def decode_from_engine(frame: bytes | memoryview) -> FromEngine:
     """Raises `ProtocolError` on anything that is not one of our messages."""
     try:
         return _from_engine.decode(frame)
-    except (msgspec.DecodeError, msgspec.ValidationError) as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise ProtocolError(f"undecodable message from the engine: {e}") from e

@@ -60,7 +60,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step sampled: for every chunk with `samples`, in the plan's order, the row, its token and log probabilities.
+    """What a step sampled: for every chunk with `samples`, in the plan's order, row, token and log probabilities.
 
     Attributes:
         logprobs: parallel to `rows`; None where the row did not ask for any.

@@ -1,0 +1,1 @@
+"""Benchmarks that run the engine itself: `evenhand bench ...`."""

@@ -1,0 +1,118 @@
+"""The command as a script sees it: exit codes, and what is on stdout."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway import __version__
+from gateway.commands.doctor import busy_neighbors
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def evenhand(tmp_path: Path) -> Run:
+    """Runs a command in an empty folder, with a home of its own and further settings."""
+
+    def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        base = {name: value for name, value in os.environ.items() if not name.startswith("EVENHAND_")}
+        return subprocess.run(
+            [sys.executable, "-m", "gateway.cli", *arguments],
+            cwd=tmp_path,
+            env=base | {"EVENHAND_HOME": str(tmp_path / "home"), **settings},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_version_is_all_there_is_on_stdout(evenhand: Run) -> None:
+    done = evenhand("version")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+
+
+def test_a_wrong_setting_is_one_line_on_stderr_and_exit_code_78(evenhand: Run) -> None:
+    done = evenhand("config", "show", EVENHAND_SERVER__PORT="http")
+
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.startswith("evenhand: server.port (from EVENHAND_SERVER__PORT): ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_several_workers_are_refused_even_with_shared_state(evenhand: Run) -> None:
+    shared = {"EVENHAND_DATABASE__URL": "postgresql://db/x", "EVENHAND_REDIS__URL": "redis://r"}
+    done = evenhand("serve", EVENHAND_SERVER__WORKERS="2", **shared)
+
+    assert done.returncode == 78
+    assert "runs one gateway worker" in done.stderr
+
+
+def test_the_settings_in_force_are_toml_on_stdout(evenhand: Run) -> None:
+    done = evenhand("config", "show", EVENHAND_SERVER__PORT="81")
+
+    assert done.returncode == 0
+    assert tomllib.loads(done.stdout)["server"]["port"] == 81
+    assert "# EVENHAND_SERVER__PORT" in done.stdout
+
+
+def test_an_unknown_command_is_a_usage_error(evenhand: Run) -> None:
+    assert evenhand("sevre").returncode == 2
+
+
+def test_a_model_that_cannot_be_fetched_leaves_stdout_empty(evenhand: Run) -> None:
+    done = evenhand("model", "fetch", "gpt-9")
+
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.startswith("evenhand: gpt-9: no such file")
+
+
+def test_the_doctor_looks_and_leaves_nothing(evenhand: Run, tmp_path: Path, free_port: Callable[[], int]) -> None:
+    ports = {"EVENHAND_SERVER__PORT": str(free_port()), "EVENHAND_SERVER__METRICS_PORT": str(free_port())}
+    done = evenhand("doctor", **ports)
+
+    assert done.returncode == 0, done.stdout
+    for subject in ("python", "torch", "packages", "cpu", "threads", "home", "model", "port"):
+        assert f"  {subject} " in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_s_exit_code_tells_of_a_problem(evenhand: Run, free_port: Callable[[], int]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = evenhand("doctor", EVENHAND_SERVER__PORT=str(port), EVENHAND_SERVER__METRICS_PORT=str(free_port()))
+
+    assert done.returncode == 1
+    assert f"127.0.0.1 port {port} is in use by another program" in done.stdout
+
+
+def test_a_busy_process_of_another_session_is_found_and_one_of_ours_is_not(tmp_path: Path) -> None:
+    for name in ("stranger", "relative"):
+        (tmp_path / name).symlink_to(Path(sys.executable).resolve())
+    burn = ("-c", "print(flush=True)\nwhile True: pass")
+    with (
+        subprocess.Popen([tmp_path / "stranger", *burn], stdout=subprocess.PIPE, start_new_session=True) as stranger,
+        subprocess.Popen([tmp_path / "relative", *burn], stdout=subprocess.PIPE) as relative,
+    ):
+        try:
+            for process in (stranger, relative):
+                assert process.stdout is not None
+                process.stdout.readline()
+            names = [name for name, _ in busy_neighbors(0.5)]
+        finally:
+            stranger.kill()
+            relative.kill()
+
+    assert "stranger" in names
+    assert "relative" not in names
