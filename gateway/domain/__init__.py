@@ -1,0 +1,1 @@
+"""Pure domain values: standard library and msgspec only."""

@@ -1,0 +1,48 @@
+"""What is kept of a request once it is over: for the log line, the metrics and, later, the ledger. Never text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from gateway.domain.ids import RequestId
+from gateway.domain.principal import Principal, RequestClass
+from gateway.domain.usage import EngineTimings, Outcome, TokenUsage
+
+Endpoint = Literal["chat", "completions"]
+
+
+class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's identity, known before anything is done for it."""
+
+    request_id: RequestId
+    principal: Principal
+    request_class: RequestClass
+    endpoint: Endpoint
+    stream: bool
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A settled request.
+
+    Attributes:
+        finish_reason: of its choices, each kind once, joined by commas; empty if none came to its end.
+        error_code: what the caller was told, if it failed.
+        timings: None if the engine never told.
+        first_delta_s: from the request's arrival to the first text; None if there was none.
+        total_s: from arrival to the end.
+        inter_token_s: for every delta but a choice's first: time since the one before, divided by its tokens.
+    """
+
+    info: RequestInfo
+    model: str
+    outcome: Outcome
+    usage: TokenUsage
+    timings: EngineTimings | None
+    finish_reason: str
+    error_code: str | None
+    first_delta_s: float | None
+    total_s: float
+    inter_token_s: Sequence[float]

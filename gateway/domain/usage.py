@@ -1,0 +1,40 @@
+"""What a request used and how it ended."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+"""How an answer ends that came to its end."""
+
+Outcome = Literal["finished", "client_gone", "deadline", "engine_down", "refused", "cancelled", "internal_error"]
+"""How a started request ended. ``refused``: by the engine, after it was handed over. ``cancelled``: by our shutdown."""
+
+
+class TokenUsage(msgspec.Struct, frozen=True):
+    """Tokens of one logical request, over all its prompts and answers.
+
+    Attributes:
+        cached_tokens: part of `prompt_tokens` whose KV was found in the prefix cache.
+        completion_tokens: through the token that completed a stop string, end-of-sequence tokens included; what the
+            engine made after that is its overhead.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class EngineTimings(msgspec.Struct, frozen=True):
+    """Where a request's time in the engine went, in microseconds."""
+
+    queue_us: int = 0
+    prefill_us: int = 0
+    decode_us: int = 0
+    preempted_us: int = 0

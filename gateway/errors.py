@@ -1,0 +1,157 @@
+"""The gateway's errors: what a caller may be told, with its status and code.
+
+    EvenhandError
+    ├── InvalidRequest                 400
+    │   └── ContextLengthExceeded      400  context_length_exceeded
+    ├── InvalidKey                     401  invalid_api_key
+    ├── NotFound                       404
+    │   └── ModelNotFound              404  model_not_found
+    ├── MethodNotAllowed               405  method_not_allowed
+    ├── DeadlineExceeded               408  deadline_exceeded
+    ├── BodyTooLarge                   413  request_too_large
+    ├── InternalError                  500  internal_error
+    └── Unavailable                    503  (with retry-after)
+        ├── EngineDown                 503  engine_unavailable
+        └── Overloaded                 503  server_is_overloaded
+
+`ClientGone` stands outside: nobody is left to be told. Raised near the cause, mapped to a wire shape once, in
+``web/errors.py``. Knows nothing of HTTP beyond the status number.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EvenhandError(Exception):
+    """Base of everything a caller may be told; the message is for the caller and holds no secret and no prompt text.
+
+    Attributes:
+        code: a stable word for programs, or None.
+        status: HTTP status.
+        type: the family of the error, as the OpenAI API names it.
+        retry_after_s: when trying again makes sense (1 to 30 s), or None.
+        should_retry: overrides what clients conclude from the status; None leaves it to them.
+        param: the request field that is at fault, if it is about one.
+    """
+
+    code: ClassVar[str | None] = None
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    should_retry: ClassVar[bool | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(EvenhandError):
+    """The request cannot be understood or asks for something that does not exist."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt does not fit the model's window.
+
+    Agents compact their history on exactly this code and phrase, so both are part of the contract.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, window: int, num_prompt_tokens: int, param: str = "messages") -> None:
+        super().__init__(
+            f"This model's maximum context length is {window} tokens. However, your messages resulted in "
+            f"{num_prompt_tokens} tokens. Please reduce the length of the messages.",
+            param=param,
+        )
+
+
+class InvalidKey(EvenhandError):
+    """No API key, or one that is not known."""
+
+    code = "invalid_api_key"
+    status = 401
+    type = "invalid_request_error"
+
+
+class NotFound(EvenhandError):
+    """There is nothing at this address."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class ModelNotFound(NotFound):
+    """A model that is not served here."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model '{model[:200]}' does not exist or you do not have access to it.", param="model")
+
+
+class MethodNotAllowed(EvenhandError):
+    """The address exists but does not take this method."""
+
+    code = "method_not_allowed"
+    status = 405
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, allow: str | None = None) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class DeadlineExceeded(EvenhandError):
+    """The request's own deadline passed; the same request would pass it again, so clients are told not to retry."""
+
+    code = "deadline_exceeded"
+    status = 408
+    type = "timeout_error"
+    should_retry = False
+
+
+class BodyTooLarge(EvenhandError):
+    """The request body is larger than the server takes."""
+
+    code = "request_too_large"
+    status = 413
+    type = "invalid_request_error"
+
+
+class InternalError(EvenhandError):
+    """A bug of ours; the caller learns no more than that."""
+
+    code = "internal_error"
+
+    def __init__(self) -> None:
+        super().__init__("The server had an error while processing your request.")
+
+
+class Unavailable(EvenhandError):
+    """Nothing is wrong with the request, but it cannot be taken now."""
+
+    status = 503
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message, retry_after_s=min(max(retry_after_s, 1), 30))
+
+
+class EngineDown(Unavailable):
+    """The engine is starting, restarting, or vanished while the request ran."""
+
+    code = "engine_unavailable"
+
+
+class Overloaded(Unavailable):
+    """The engine has no room to take the request at all."""
+
+    code = "server_is_overloaded"
+
+
+class ClientGone(Exception):
+    """The client left before its answer was complete."""

@@ -1,0 +1,1 @@
+"""Use cases: one request from admission to settlement, over Protocol ports."""

@@ -1,0 +1,103 @@
+"""What the use cases need from the outside world, as protocols. The edges implement them; tests bring fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, Self
+
+from gateway.domain.catalog import ModelCard
+from gateway.domain.events import GenerationEvent
+from gateway.domain.principal import Principal
+from gateway.domain.record import RequestInfo, RequestRecord
+from gateway.domain.request import GenerationRequest
+from gateway.domain.usage import EngineTimings, TokenUsage
+
+
+class Readiness(NamedTuple):
+    """Whether requests can be served right now, and if not, why, in a sentence for people."""
+
+    is_ready: bool
+    reason: str = ""
+
+
+class Generation(Protocol):
+    """A running request: an asynchronous iterator over what becomes known together.
+
+    Iteration ends when every choice has finished. It raises `EvenhandError` if the request fails on the way, and
+    nothing follows then. Cancelling a wait for the next events loses nothing but the wait.
+    """
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Sequence[GenerationEvent]: ...
+
+    def abort(self) -> None:
+        """Stop the engine's work at once; legal in every state and any number of times."""
+
+    async def wait_ended(self, timeout_s: float) -> None:
+        """Wait until the engine has told the final counts, no longer than `timeout_s`; never raises for the engine."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing of it runs in the engine any more, and `usage` and `timings` are final."""
+
+    @property
+    def usage(self) -> TokenUsage:
+        """So far; final once `ended`."""
+
+    @property
+    def timings(self) -> EngineTimings | None:
+        """Known once `ended`, if the engine told."""
+
+
+class Prepared(Protocol):
+    """A request that can run: parsed, tokenized, and known to fit. Nothing has been consumed for it yet."""
+
+    @property
+    def model(self) -> str:
+        """Id of the model that will answer."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Exact, over all prompts."""
+
+    @property
+    def echo_texts(self) -> Sequence[str]:
+        """The prompts as text, one each, if the request asked for them; else empty."""
+
+    def start(self, info: RequestInfo) -> Generation:
+        """Hand it to the engine; called at most once. Raises `Unavailable` if the engine cannot take it."""
+
+
+class Backend(Protocol):
+    """Where answers come from."""
+
+    def cards(self) -> Sequence[ModelCard]:
+        """The models served, in the order they are listed."""
+
+    async def prepare(self, request: GenerationRequest) -> Prepared:
+        """Raises `InvalidRequest`, `ContextLengthExceeded`, `ModelNotFound` or `EngineDown`."""
+
+    def readiness(self) -> Readiness: ...
+
+
+class KeyStore(Protocol):
+    """Keys by digest; it never sees a raw key."""
+
+    def find(self, digest: bytes) -> Principal | None:
+        """Whose key has this SHA-256 digest. Compares in constant time."""
+
+
+class Clock(Protocol):
+    def time(self) -> float:
+        """Seconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+
+class Recorder(Protocol):
+    """Keeps what is known of a request once it is over."""
+
+    def settled(self, record: RequestRecord) -> None:
+        """Called exactly once for every request that was started, whatever its ending. Must not raise or block."""

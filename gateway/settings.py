@@ -1,0 +1,221 @@
+"""Every setting there is: one frozen tree, read once at start and passed down.
+
+`Settings(...)` reads nothing but its arguments, so a test can build any tree; `settings_sources` fills it from the file
+and the environment. Knows nothing of what the values are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    FilePath,
+    SecretStr,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+ENV_PREFIX = "EVENHAND_"
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+
+
+class Section(BaseModel):
+    """A section of the tree."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ServerSettings(Section):
+    """The HTTP door."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on. `0.0.0.0` or `::` opens it to the network; use TLS or a proxy with TLS then."""
+
+    port: Port = 8000
+    """Port of the API."""
+
+    workers: int = Field(default=1, ge=1, le=256)
+    """Gateway worker processes. More than one needs `database.url` (PostgreSQL) and `redis.url`, since workers share
+    limits and the ledger through them."""
+
+    tls_cert: FilePath | None = None
+    """PEM file with the certificate chain; goes together with `server.tls_key`."""
+
+    tls_key: FilePath | None = None
+    """PEM file with the certificate's private key."""
+
+    metrics_port: Port = 9464
+    """Port of the Prometheus metrics, always on 127.0.0.1."""
+
+    max_body_bytes: ByteSize = Field(default=ByteSize(10 << 20), gt=0)
+    """Largest request body; a larger one is refused with 413."""
+
+    heartbeat_s: float = Field(default=10.0, gt=0)
+    """Seconds between signs of life on a stream that waits for its next token."""
+
+    drain_s: float = Field(default=30.0, ge=0)
+    """Seconds that running requests get to finish after SIGINT or SIGTERM. A second signal cuts it short."""
+
+    @model_validator(mode="after")
+    def _tls_is_a_pair(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: set both or neither")
+        if self.port == self.metrics_port:
+            raise ValueError(f"port and metrics_port are both {self.port}")
+        return self
+
+
+class DatabaseSettings(Section):
+    """Where organizations, keys and the ledger are kept."""
+
+    url: SecretStr | None = None
+    """Address of the database, for example `postgresql://user:password@host/evenhand`. Accepted now, used from the
+    release that brings organizations, teams and keys."""
+
+
+class RedisSettings(Section):
+    """Where several gateway workers or hosts share their counters."""
+
+    url: SecretStr | None = None
+    """Address of Redis, for example `redis://:password@host:6379/0`. Accepted now, used from the release that brings
+    limits and quotas."""
+
+
+class EngineSettings(Section):
+    """The inference engine."""
+
+    model: str = Field(default="smollm2-135m-instruct", min_length=1)
+    """What is served: a name from the catalogue (`evenhand model fetch --help` lists it), a GGUF file, or a folder of
+    safetensors with config.json and tokenizer.json."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the model runs."""
+
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Number format of weights and KV cache; `auto` is bfloat16."""
+
+    policy: Literal["fcfs", "static"] = "fcfs"
+    """Who gets the next tokens: `fcfs` is arrival order; `static` runs whole batches and exists for comparison only."""
+
+    max_sequences: int = Field(default=64, ge=1)
+    """Sequence slots: requests that may be resident in one step."""
+
+    max_step_tokens: int = Field(default=512, ge=1)
+    """Token budget of one step, prefill and decode together."""
+
+    kv_cache_bytes: ByteSize = Field(default=ByteSize(2 << 30), gt=0)
+    """Size of the KV pool on the device."""
+
+    host_kv_bytes: ByteSize = ByteSize(0)
+    """Size of the KV tier in host memory; 0 has none. Accepted now, used from the release that swaps KV blocks."""
+
+    record: AbsolutePath | None = None
+    """File that every step plan is written to; unset writes none."""
+
+    threads: int = Field(default=0, ge=0)
+    """CPU threads of the engine; 0 lets torch choose. `evenhand doctor` advises one fewer beside busy neighbors."""
+
+    endpoint: str | None = Field(default=None, pattern=r"^ipc:///.+")
+    """ZeroMQ address between gateway and engine, for `evenhand engine` and `evenhand gateway` run apart. Unset is a
+    private Unix socket under `EVENHAND_HOME`."""
+
+
+class LogSettings(Section):
+    """Logs, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe event that is written."""
+
+
+class Settings(BaseSettings):
+    """The whole tree."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+    )
+
+    home: AbsolutePath = Path("~/.evenhand")
+    """Folder for everything Evenhand keeps: models, the bootstrap key, sockets. Made at first start."""
+
+    server: ServerSettings = ServerSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    redis: RedisSettings = RedisSettings()
+    engine: EngineSettings = EngineSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the names are pydantic's
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only; `settings_sources` puts the layers together and keeps track of where a value came from."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _workers_share_state(self) -> Self:
+        if self.server.workers > 1 and (self.redis.url is None or not _is_postgresql(self.database.url)):
+            raise ValueError(
+                f"server.workers is {self.server.workers}, but more than one worker needs database.url (PostgreSQL) "
+                "and redis.url: without them each worker would count limits and quotas for itself"
+            )
+        return self
+
+
+def _is_postgresql(url: SecretStr | None) -> bool:
+    return url is not None and url.get_secret_value().startswith(("postgresql://", "postgresql+", "postgres://"))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One leaf of the tree.
+
+    Attributes:
+        name: dotted, for example ``server.port``.
+        variable: the environment variable that sets it.
+        field: type, default and description.
+    """
+
+    name: str
+    variable: str
+    field: FieldInfo
+
+    @property
+    def is_secret(self) -> bool:
+        return self.field.annotation in (SecretStr, SecretStr | None)
+
+
+def all_settings() -> Iterator[Setting]:
+    """Every setting in the order of the tree."""
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            for leaf, leaf_field in section.model_fields.items():
+                yield Setting(f"{name}.{leaf}", f"{ENV_PREFIX}{name}__{leaf}".upper(), leaf_field)
+        else:
+            yield Setting(name, f"{ENV_PREFIX}{name}".upper(), field)

@@ -1,0 +1,1 @@
+"""HTTP edge: routes, wire schemas, error shapes, streams."""

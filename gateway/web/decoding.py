@@ -1,0 +1,65 @@
+"""From body bytes to wire structs, with errors that name the field. The same for every protocol."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gateway.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_MISSING = re.compile(r"missing required field `(\w+)`")
+_PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes one kind of body. The content type is not looked at: clients send what they like."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._kind = kind
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def decode(self, body: bytes) -> T:
+        """Raises `InvalidRequest`, with `param` set if it is about a field."""
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as e:
+            raise _explain(e) from e
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+            return self._decode_with_lone_surrogates(body, e)
+
+    def _decode_with_lone_surrogates(self, body: bytes, error: Exception) -> T:
+        r"""A client that cuts text within an emoji sends half of a \uD83D\uDE00 pair, which is JSON but not text.
+
+        The half becomes a replacement character, as everywhere else in the world. Anything else is malformed.
+        """
+        malformed = InvalidRequest("We could not parse the JSON body of your request. The body must be valid JSON.")
+        if b"\\ud" not in body.lower():
+            raise malformed from error
+        try:
+            text = json.dumps(json.loads(body), ensure_ascii=False)
+            return self._decoder.decode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        except msgspec.ValidationError as e:
+            raise _explain(e) from e
+        except (ValueError, RecursionError) as e:
+            raise malformed from e
+
+
+def _explain(error: msgspec.ValidationError) -> InvalidRequest:
+    message = str(error)
+    if missing := _MISSING.search(message):
+        where = _PATH.search(message)
+        param = f"{where[1]}.{missing[1]}" if where and where[1] else missing[1]
+        return InvalidRequest(f"Missing required parameter: '{param}'.", param=param)
+    if path := _PATH.search(message):
+        param = path[1].replace("[...]", "")
+        return InvalidRequest(f"Invalid value for '{param}': {_lower(message[: path.start()])}.", param=param)
+    return InvalidRequest(f"Invalid request body: {_lower(message)}.")
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

@@ -1,0 +1,101 @@
+"""From any exception to the one error shape callers see, for every path and every status.
+
+``{"error": {"message", "type", "param", "code"}}``, where code is a string or null. Registered for the whole
+application, since 404 and 405 come from routing, which a router's own handlers never see. Never a stack trace, a key,
+or the framework's shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from gateway.errors import (
+    BodyTooLarge,
+    ClientGone,
+    EvenhandError,
+    InternalError,
+    InvalidKey,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+)
+from gateway.telemetry.metrics import GatewayMetrics
+
+_log = structlog.get_logger()
+_encoder = msgspec.json.Encoder()
+
+MAX_ECHO = 200
+"""Most characters of a caller's own input that an error message repeats."""
+
+
+def error_body(error: EvenhandError) -> bytes:
+    """The OpenAI shape."""
+    return _encoder.encode(
+        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    )
+
+
+def error_headers(error: EvenhandError) -> dict[str, str]:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+        headers["retry-after-ms"] = str(error.retry_after_s * 1000)
+    if error.should_retry is not None:
+        headers["x-should-retry"] = str(error.should_retry).lower()
+    if isinstance(error, InvalidKey):
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed) and error.allow:
+        headers["allow"] = error.allow
+    return headers
+
+
+class ErrorResponses:
+    """The application's exception handler: an answer, a count and, for what is our fault, a log line."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+
+    def __call__(self, request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
+        if isinstance(exception, ClientGone):
+            return Response(b"", status_code=400, media_type="application/json")  # nobody reads it
+        error = as_evenhand_error(exception, request)
+        self._metrics.refused(error.status, error.code)
+        is_ours = isinstance(error, InternalError)
+        log = _log.error if is_ours else _log.info
+        log(
+            "request.refused",
+            method=request.scope["method"],
+            route=request.scope.get("path_template"),
+            status=error.status,
+            code=error.code,
+            param=error.param,
+            exc_info=exception if is_ours else None,
+        )
+        return Response(
+            error_body(error), status_code=error.status, media_type="application/json", headers=error_headers(error)
+        )
+
+
+def as_evenhand_error(exception: Exception, request: Request[Any, Any, Any]) -> EvenhandError:
+    """Ours as it is, the framework's by its status, everything else as `InternalError`."""
+    if isinstance(exception, EvenhandError):
+        return exception
+    if not isinstance(exception, HTTPException):
+        return InternalError()
+    method, path = request.scope["method"], request.scope["path"][:MAX_ECHO]
+    match exception.status_code:
+        case 404:
+            return NotFound(f"Unknown request URL: {method} {path}. Please check the URL for typos.")
+        case 405:
+            allow = (exception.headers or {}).get("allow")
+            return MethodNotAllowed(f"Not allowed to {method} on {path}.", allow=allow)
+        case 413:
+            return BodyTooLarge("The request body is too large.")
+        case status if 400 <= status < 500:
+            return InvalidRequest("The request could not be understood.")
+    return InternalError()

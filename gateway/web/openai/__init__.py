@@ -1,0 +1,1 @@
+"""The OpenAI dialect: wire structs in, events out; one controller per resource."""

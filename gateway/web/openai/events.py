@@ -1,0 +1,73 @@
+"""What every OpenAI event and answer has in common: bytes of usage, log probabilities and the frame of a stream.
+
+A chunk is filled into bytes that are made once per stream; only what changes is encoded for each one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.domain.events import GenerationEvent, TextDelta, TokenChance, TokenLogprob
+from gateway.domain.usage import FinishReason, TokenUsage
+from gateway.errors import EvenhandError
+from gateway.web.errors import error_body
+
+encode = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": keep-alive\n\n"
+MIN_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+def error_event(error: EvenhandError) -> bytes:
+    """An error in mid-stream; clients raise on it. No [DONE] follows, since the answer is not done."""
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+def usage_json(usage: TokenUsage) -> bytes:
+    return encode(
+        {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+    )
+
+
+class CollectedChoices:
+    """The events of one call, put together by choice, for an answer in one piece.
+
+    Attributes:
+        texts: pieces of text; a choice's text is their sum.
+    """
+
+    def __init__(self, num_choices: int) -> None:
+        self.texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
+        self.reasons: list[FinishReason | None] = [None] * num_choices
+
+    def add(self, events: Sequence[GenerationEvent]) -> None:
+        for event in events:
+            if isinstance(event, TextDelta):
+                self.texts[event.choice].append(event.text)
+                self.logprobs[event.choice].extend(event.logprobs)
+            else:
+                self.reasons[event.choice] = event.reason
+
+
+def logprob_entry(token: TokenLogprob) -> dict[str, object]:
+    """One element of chat's ``logprobs.content``."""
+    return {**_chance(token.chosen), "top_logprobs": [_chance(chance) for chance in token.top]}
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)
+
+
+def _chance(chance: TokenChance) -> dict[str, object]:
+    return {"token": chance.token, "logprob": finite(chance.logprob), "bytes": list(chance.utf8)}

@@ -1,0 +1,174 @@
+"""The main job, whole: a served SmolLM2, official clients, streamed and not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import openai
+import pytest
+from evenhand_process import EvenhandProcess
+from openai.types import CompletionUsage
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+MODEL = "smollm2-135m-instruct"
+NUM_PROMPTS = 200
+AT_ONCE = 32
+SEEDS_TEXT = [
+    "Reply with emoji only: 🎉👩‍👩‍👧‍👦🏳️‍🌈",
+    "用中文写一句关于大海的话。",
+    "日本語で短い詩を書いてください。",
+    "한국어로 인사해 주세요.",
+    "اكتب جملة قصيرة.",
+    "Écris une phrase où chaque mot porte un accent.",
+    "Count from one to twenty.",
+    "Write a Python function that adds two numbers.",
+    "List ten animals, one per line.",
+    "Tell me a story about a fox.",
+]
+
+
+@pytest.fixture
+def client(evenhand_server: EvenhandProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=evenhand_server.base_url, api_key=evenhand_server.key, max_retries=0)
+
+
+def test_the_model_knows_the_capital_of_france(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+
+    answer = client.chat.completions.create(model=MODEL, messages=question, temperature=0, max_tokens=32)  # type: ignore[arg-type]
+    chunks = list(
+        client.chat.completions.create(model=MODEL, messages=question, temperature=0, max_tokens=32, stream=True)  # type: ignore[arg-type]
+    )
+
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.content == "".join(c.choices[0].delta.content or "" for c in chunks)
+
+
+def test_completions_continue_a_text(client: openai.OpenAI) -> None:
+    prompt = "The capital of France is"
+
+    answer = client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=8)
+    chunks = list(client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=8, stream=True))
+
+    assert "Paris" in answer.choices[0].text
+    assert answer.choices[0].text == "".join(c.choices[0].text for c in chunks)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 8
+
+
+def test_a_repeated_prompt_is_cached_and_answers_the_same(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "Please summarize: " + "the quick brown fox jumps over the dog. " * 20}]
+
+    first, second = (
+        client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=12)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= 64
+    assert second.choices[0].message.content == first.choices[0].message.content
+
+
+def test_choices_of_one_seeded_request_differ_and_repeat(client: openai.OpenAI) -> None:
+    def ask() -> list[str]:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Tell me a story about a fox."}],
+            n=4,
+            seed=11,
+            temperature=1.2,
+            max_tokens=24,
+        )
+        return [choice.message.content or "" for choice in answer.choices]
+
+    first = ask()
+
+    assert len(set(first)) == 4
+    assert ask() == first
+
+
+def test_logprobs_are_of_the_tokens_that_were_sent(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        temperature=0,
+        max_tokens=6,
+        logprobs=True,
+        top_logprobs=3,
+    )
+
+    [choice] = answer.choices
+    assert choice.logprobs is not None
+    content = choice.logprobs.content or []
+    assert "".join(entry.token for entry in content).startswith(choice.message.content or "?")
+    for entry in content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.logprob == max(top.logprob for top in entry.top_logprobs), "greedy takes the likeliest"
+
+
+async def _texts(
+    client: openai.AsyncOpenAI, index: int, prompt: str, stop: list[str] | None, gate: asyncio.Semaphore
+) -> tuple[str, str, CompletionUsage, str, str, CompletionUsage]:
+    """(text, finish, usage) of the same request, not streamed and streamed."""
+    # A high temperature makes broken UTF-8, rare scripts and emoji, which polite answers would not.
+    parameters = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 16 + index % 13,
+        "temperature": [0.0, 0.8, 1.6, 2.0][index % 4],
+        "seed": index,
+        "stop": stop,
+    }
+    async with gate:
+        whole = await client.chat.completions.create(**parameters)  # type: ignore[call-overload]
+        text, finish, usage = "", "", None
+        stream = await client.chat.completions.create(**parameters, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
+        async for chunk in stream:
+            if chunk.choices:
+                text += chunk.choices[0].delta.content or ""
+                finish = chunk.choices[0].finish_reason or finish
+            usage = chunk.usage or usage
+    assert usage is not None
+    [choice] = whole.choices
+    return choice.message.content or "", choice.finish_reason, whole.usage, text, finish, usage
+
+
+async def test_streamed_text_equals_text_in_one_piece(evenhand_server: EvenhandProcess) -> None:
+    """200 prompts, each without stop strings and then with ones cut out of its own answer."""
+    rng = random.Random(5)
+    client = openai.AsyncOpenAI(base_url=evenhand_server.base_url, api_key=evenhand_server.key, max_retries=0)
+    gate = asyncio.Semaphore(AT_ONCE)
+    prompts = [f"{SEEDS_TEXT[i % len(SEEDS_TEXT)]} ({i})" for i in range(NUM_PROMPTS)]
+
+    free = await asyncio.gather(*(_texts(client, i, prompt, None, gate) for i, prompt in enumerate(prompts)))
+    stops = []
+    for text, *_ in free:
+        start = rng.randrange(max(1, len(text) - 4))
+        stops.append([text[start : start + rng.randint(2, 7)] or "\n", "never in any answer 🦊"])
+    stopped = await asyncio.gather(
+        *(_texts(client, i, prompt, stop, gate) for i, (prompt, stop) in enumerate(zip(prompts, stops, strict=True)))
+    )
+
+    num_stopped = num_beyond_ascii = 0
+    for i, (text, finish, usage, streamed, streamed_finish, streamed_usage) in enumerate([*free, *stopped]):
+        assert text == streamed, f"prompt {i}"
+        assert finish == streamed_finish, f"prompt {i}"
+        assert _counts(usage) == _counts(streamed_usage), f"prompt {i}"
+        num_beyond_ascii += not text.isascii()
+    for (text, _, usage, *_), (cut, finish, cut_usage, *_), stop in zip(free, stopped, stops, strict=True):
+        if stop[0] in text:
+            assert cut == text[: text.index(stop[0])]
+            assert finish == "stop"
+            assert cut_usage.completion_tokens <= usage.completion_tokens
+            num_stopped += 1
+    assert num_stopped > NUM_PROMPTS * 0.9, "the stop strings were meant to occur"
+    assert num_beyond_ascii > NUM_PROMPTS * 0.3, "the answers were meant to leave ASCII"
+    await client.close()
+
+
+def _counts(usage: CompletionUsage) -> tuple[int, int, int]:
+    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
