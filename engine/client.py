@@ -64,10 +64,6 @@ class EngineClient:
     def is_up(self, model: str) -> bool:
         return any(link.is_up for link in self._serving(model))
 
-    def models(self) -> list[str]:
-        """Every model that some engine of the pool has said it serves, in the order of the links."""
-        return list(dict.fromkeys(link.card.model for link in self._links.values() if link.card is not None))
-
     async def wait_up(self, model: str, timeout_s: float) -> None:
         """Raises `EngineUnavailable`, which says why, if no engine serves the model within timeout_s."""
         try:

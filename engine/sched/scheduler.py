@@ -14,6 +14,7 @@ Knows nothing of order (`policy.py`), of tokens' meaning or of time. Its rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from engine.errors import IntegrityError
@@ -169,15 +170,10 @@ class Scheduler:
         self._kv.check(tables)
 
     def _hand_out(self, draft: _Draft) -> None:
-        offers = self._policy.offers(draft.budget)
-        try:
+        with closing(self._policy.offers(draft.budget)) as offers, suppress(StopIteration):
             request, most = next(offers)
             while draft.budget:
                 request, most = offers.send(self._grant(draft, request, most))
-        except StopIteration:
-            pass
-        finally:
-            offers.close()
 
     def _grant(self, draft: _Draft, request: Request, most: int) -> int:
         if request.row is None and not self._let_in(draft, request):

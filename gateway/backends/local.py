@@ -22,7 +22,7 @@ from gateway.domain.request import Conversation, GenerationRequest, Prompt, Samp
 from gateway.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from gateway.services.ports import Readiness
 
-INLINE_CHARACTERS = 1000
+INLINE_CHARACTERS = 2000
 """Prompts up to this length are tokenized on the event loop (well under a millisecond); a thread's hop costs more."""
 
 

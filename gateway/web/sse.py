@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Protocol
 
 import structlog
@@ -71,8 +72,7 @@ class EventStream:
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         channel = _Channel(send, self._writer.heartbeat, self._heartbeat_s)
         try:
-            async with self._call as call, ClientWatch(receive):
-                await channel.open()
+            async with self._call as call, ClientWatch(receive), channel:
                 async for events in call:
                     if data := self._writer.write(events):
                         await channel.write(data)
@@ -90,8 +90,6 @@ class EventStream:
                 _log.error("stream.failed", exc_info=e)
             if channel.is_open:
                 await channel.close(self._writer.error(e if isinstance(e, EvenhandError) else InternalError()))
-        finally:
-            channel.stop()
 
     async def _say_why(self, channel: _Channel, error: EvenhandError) -> None:
         if channel.is_open:
@@ -124,7 +122,8 @@ class WholeAnswer:
 class _Channel:
     """The sending side of one stream: one write at a time, and a sign of life when it has been quiet.
 
-    The heartbeat is a timer and costs nothing per write. A write that waits for a slow reader holds up the call, whose
+    Entering it sends the headers; inside it has heartbeats; it can be closed with a last word inside or afterwards. The
+    heartbeat is a timer and costs nothing per write. A write that waits for a slow reader holds up the call, whose
     events wait in the engine's client; a heartbeat is left out then.
 
     Attributes:
@@ -144,7 +143,7 @@ class _Channel:
         self.has_begun = False
         self.is_open = False
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> None:
         self.has_begun = self.is_open = True
         await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         await self.write(self._heartbeat)
@@ -152,7 +151,8 @@ class _Channel:
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if self._beat is not None:
-            await self._beat
+            await asyncio.wait({self._beat})
+            self._beat = None
         self._is_writing = True
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._is_writing = False
@@ -163,8 +163,9 @@ class _Channel:
         self.is_open = False
         await self.write(data, more=False)
 
-    def stop(self) -> None:
-        """No heartbeat from here on."""
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._beat is not None:
@@ -172,12 +173,14 @@ class _Channel:
 
     def _on_timer(self) -> None:
         due = self._written_at + self._heartbeat_s
-        if self._loop.time() >= due and not self._is_writing:
-            self._beat = self._loop.create_task(self._send_heartbeat())
-            due = self._loop.time() + self._heartbeat_s
-        self._timer = self._loop.call_at(max(due, self._loop.time() + self._heartbeat_s / 2), self._on_timer)
+        now = self._loop.time()
+        if now >= due:
+            due = now + self._heartbeat_s
+            is_busy = self._is_writing or (self._beat is not None and not self._beat.done())
+            if not is_busy:
+                self._beat = self._loop.create_task(self._send_heartbeat())
+        self._timer = self._loop.call_at(due, self._on_timer)
 
     async def _send_heartbeat(self) -> None:
         await self._send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
         self._written_at = self._loop.time()
-        self._beat = None

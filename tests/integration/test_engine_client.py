@@ -266,7 +266,6 @@ async def test_a_pool_routes_by_model_and_tells_every_engine_of_weights(
     async with connected(*links) as client:
         await client.wait_up("model-a", 20)
         await client.wait_up("model-b", 20)
-        assert client.models() == ["model-a", "model-b"]
         await read(run(client, "r", model="model-b"))
         client.set_weight("team", 5)
         client.charge_external("a", "team", 777)

@@ -106,6 +106,29 @@ async def test_a_failed_engines_last_words_are_read_before_the_loss(endpoint: st
     assert {end.finish for end in ends} == {"error"}
 
 
+async def test_frames_that_came_before_the_loss_are_received_before_it(endpoint: str) -> None:
+    server, carrier = ZeroMQServer(endpoint), ZeroMQClient(endpoint)
+    server.open()
+    channel = await carrier.connect(20)
+    channel.send(b"hello")
+    ((peer, _),) = server.receive(20, 1)
+    for i in range(500):
+        server.send(peer, str(i).encode())
+    server.close(20)
+    await until(lambda: channel._lost is not None, "the loss is known")
+    received: list[bytes] = []
+
+    async def receive_all() -> None:
+        while True:
+            received.extend(await channel.receive())
+
+    with pytest.raises(EngineUnavailable, match="closed the connection"):
+        await receive_all()
+    assert [int(frame) for frame in received] == list(range(500))
+    channel.close()
+    carrier.close()
+
+
 async def test_a_silent_engine_is_given_up_and_taken_again_when_it_speaks(
     carriers: tuple[ServerCarrier, ClientCarrier],
 ) -> None:

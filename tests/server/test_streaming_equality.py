@@ -69,4 +69,3 @@ def test_completions_are_equal_streamed_and_whole(scripted: ScriptedServer, mode
         stream = scripted.post(TEXT, {**body, "stream": True, "stream_options": {"include_usage": True}})
 
         assert taken_apart(whole.json()) == put_together(events_of(stream.text), 4)
-

@@ -211,6 +211,7 @@ async def test_a_confirmed_abort_does_not_touch_the_next_request_of_that_name(wa
     unconfirmed.abort()
     with pytest.raises(EngineUnavailable, match="did not confirm an abort"):
         await read(unconfirmed)  # by now the first abort's time would be over as well
+    watched.link.submit(submit("s"))
     watched.channel.feed(Outputs("e", (Output(request_id="r", finish="stop"),)))
     assert [output.finish for output in await read(second)] == ["stop"]
 

@@ -166,6 +166,33 @@ async def test_no_heartbeat_goes_between_a_slow_write_and_the_next() -> None:
     assert client.body == b"<beat>ab<2 tokens>"
 
 
+async def test_a_write_waits_for_a_heartbeat_that_its_reader_has_not_taken() -> None:
+    call, backend, _ = await call_of(Gate("go"), Say("a"))
+    client = Client()
+    blocked, release = asyncio.Event(), asyncio.Event()
+    in_send = 0
+
+    async def slow_send(message: Any) -> None:
+        nonlocal in_send
+        in_send += 1
+        assert in_send == 1
+        if message.get("body") == b"<beat>" and client.body == b"<beat>":
+            blocked.set()
+            await release.wait()
+        in_send -= 1
+        await client.send(message)
+
+    app = EventStream(call, PlainWriter(), 0.005)
+    task = asyncio.ensure_future(app({"type": "http"}, client.receive, slow_send))  # type: ignore[arg-type, typeddict-item]
+    await blocked.wait()
+    backend.gate("go").set()
+    await backend.wait_until(lambda: backend.generations[0].num_told > 0)
+    release.set()
+    await task
+
+    assert client.body == b"<beat><beat>a<1 tokens>"
+
+
 async def test_a_bug_in_the_writer_ends_the_stream_in_band_and_stops_the_engine() -> None:
     call, backend, records = await call_of(Say("a"), Gate("never"))
     client = Client()
@@ -251,6 +278,17 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
     task = asyncio.create_task(watched(Client().receive, asyncio.Event().wait()))
     await asyncio.sleep(0)
     task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancellation_from_outside_wins_over_a_client_that_leaves_just_then() -> None:
+    loop = asyncio.get_running_loop()
+    message: asyncio.Future[Any] = loop.create_future()
+    task = asyncio.create_task(watched(lambda: message, asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    message.set_result({"type": "http.disconnect"})
+    loop.call_soon(task.cancel)
     with pytest.raises(asyncio.CancelledError):
         await task
 
