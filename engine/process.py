@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.lifecycle import watch_pipe
 from engine.messages import Ready
+from engine.openmp import limit_spinning
 from engine.server import Core, EngineServer
 
 logger = logging.getLogger(__name__)
@@ -36,14 +37,17 @@ def run_engine(
 ) -> int:
     """Run one engine in this process's main thread; returns the process's exit code.
 
-    SIGTERM, or the end of the supervisor's pipe, stops it in order (0); a failed core ends it with 70 after every
+    SIGTERM, or the end of the supervisor's pipe, stops it in order (0), and so does SIGINT when there is no supervisor
+    to obey; a failed core ends it with 70 after every
     client has been told; a model or setting that cannot work is one line on stderr and 78, before anything listens.
     """
     # Imported here: the gateway and the command line import this package without torch.
+    limit_spinning()
     from engine.core import EngineCore
     from engine.runner.model_runner import build_runner
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if supervisor_fd is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which drains first
     obey(supervisor_fd)
     try:
         carrier = ZeroMQServer(endpoint, curve=curve)
@@ -73,13 +77,18 @@ def run_engine(
 
 
 def serve(core: Core, carrier: ServerCarrier, card: Ready) -> int:
-    """Serve until SIGTERM; returns the exit code. Raises `ConfigError` if the carrier cannot listen."""
+    """Serve until SIGTERM, or SIGINT unless it is ignored; returns the exit code.
+
+    Raises `ConfigError` if the carrier cannot listen.
+    """
     server = EngineServer(core, carrier, card)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.stop()
 
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, stop)
     logger.info("engine %s serves %s", card.engine_id, card.model)
     return os.EX_OK if server.run() else EXIT_FAILED
 

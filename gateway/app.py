@@ -9,10 +9,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from litestar import Litestar, Router
 from litestar.di import Provide
 
-from engine.models.fetch import resolve_model
 from gateway.backends.local_pool import open_local_backend
 from gateway.bootstrap_key import load_or_create_key
-from gateway.commands.engine import engine_endpoint
 from gateway.services.authenticate import Authenticator, SingleKeyStore
 from gateway.services.catalog import Catalog
 from gateway.services.inference import Inference
@@ -56,8 +54,7 @@ def create_app(settings: Settings, *, is_draining: Callable[[], bool] = lambda: 
     """
     configure_logging(settings.log.level)
     key, _ = load_or_create_key(settings.home)
-    path, name = resolve_model(settings.engine.model, settings.home)
-    backend, connection = open_local_backend(endpoint=engine_endpoint(settings), model=path, model_name=name)
+    backend, connection = open_local_backend(settings)
     return build(
         backend=backend,
         keys=SingleKeyStore.for_key(key),

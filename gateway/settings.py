@@ -165,6 +165,11 @@ class Settings(BaseSettings):
     engine: EngineSettings = EngineSettings()
     log: LogSettings = LogSettings()
 
+    @property
+    def engine_endpoint(self) -> str:
+        """Where gateway and engine meet; a socket in the home if nobody has chosen a place."""
+        return self.engine.endpoint or f"ipc://{self.home / 'run' / 'engine.sock'}"
+
     @classmethod
     def settings_customise_sources(
         cls,

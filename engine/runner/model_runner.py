@@ -19,6 +19,7 @@ from engine.messages import TokenLogprobs
 from engine.models.config import ModelConfig
 from engine.models.registry import open_source
 from engine.runner.rows import Rows
+from engine.runner.threads import ThreadGovernor
 from engine.sample.sampler import RowSampling, Sampler
 from engine.sched.plan import Chunk, StepPlan, StepResult
 from kernels.dispatch import KernelError, Kernels, default_dtype, select
@@ -46,6 +47,7 @@ class ModelRunner:
         self._rows = Rows(config.max_sequences, max_model_len, config.block_tokens, model.vocab_size)
         self._block_tokens = config.block_tokens
         self._workspace = kernels.workspace()
+        self._governor = ThreadGovernor(_governed_threads(decoder.dtype), torch.set_num_threads)
 
     def submit(self, plan: StepPlan) -> _PendingStep:
         return _PendingStep(self, plan)
@@ -62,8 +64,9 @@ class ModelRunner:
         for chunk in plan.chunks:
             self._rows.extend_table(chunk)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        logits = self._forward(plan)
-        token_ids, logprobs = self._sample(logits, sampling)
+        with self._governor.step():
+            logits = self._forward(plan)
+            token_ids, logprobs = self._sample(logits, sampling)
         return StepResult(
             step_id=plan.step_id,
             rows=tuple(chunk.row for chunk in sampling),
@@ -137,6 +140,11 @@ class LoadedRunner:
     runner: ModelRunner
     model_config: ModelConfig
     max_model_len: int
+
+
+def _governed_threads(dtype: torch.dtype) -> int:
+    """float32 activations differ in the last bit at some numbers of threads, so there the number stays as it is."""
+    return torch.get_num_threads() if dtype == torch.bfloat16 else 1
 
 
 def build_runner(config: EngineConfig) -> LoadedRunner:

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 
 from engine.carriers.zeromq_client import ZeroMQClient
 from engine.client import EngineClient
 from engine.link import EngineLink
+from engine.models.fetch import resolve_model
 from engine.router import FirstReady
 from engine.text.assets import load_text
 from gateway.backends.local import LocalBackend
+from gateway.settings import Settings
 
 ENGINE_ID = "engine-0"
 """The one engine of today's pool; `engine.config.EngineConfig` has the same name as its default."""
 
 
 def open_local_backend(
-    *, endpoint: str, model: Path, model_name: str
+    settings: Settings,
 ) -> tuple[LocalBackend, Callable[[object], AbstractAsyncContextManager[None]]]:
     """The backend, and the connection to hold in the application's lifespan. The engine may come later, and come back.
 
+    Fetches the model if it is not there: the gateway reads its tokenizer and template.
+
     Raises:
-        ModelLoadError: the model's tokenizer or template cannot be used.
+        ModelLoadError: there is no such model, or its tokenizer or template cannot be used.
         ConfigError: the endpoint cannot work.
     """
-    client = EngineClient([EngineLink(ENGINE_ID, ZeroMQClient(endpoint))], FirstReady())
+    path, name = resolve_model(settings.engine.model, settings.home)
+    client = EngineClient([EngineLink(ENGINE_ID, ZeroMQClient(settings.engine_endpoint))], FirstReady())
 
     @asynccontextmanager
     async def connection(_: object) -> AsyncIterator[None]:
@@ -36,4 +40,4 @@ def open_local_backend(
         finally:
             await client.close()
 
-    return LocalBackend(client, {model_name: load_text(model)}), connection
+    return LocalBackend(client, {name: load_text(path)}), connection

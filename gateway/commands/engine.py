@@ -32,14 +32,9 @@ def engine_config(settings: Settings) -> EngineConfig:
     )
 
 
-def engine_endpoint(settings: Settings) -> str:
-    """Where gateway and engine meet when nobody has chosen a place."""
-    return settings.engine.endpoint or f"ipc://{settings.home / 'run' / 'engine.sock'}"
-
-
 def run(settings: Settings, supervisor_fd: int | None) -> int:
     """Serve until told to stop; the exit code."""
     from engine.process import run_engine  # torch takes seconds to import, and only this process needs it
 
     configure_logging(settings.log.level)
-    return run_engine(engine_config(settings), engine_endpoint(settings), supervisor_fd=supervisor_fd)
+    return run_engine(engine_config(settings), settings.engine_endpoint, supervisor_fd=supervisor_fd)
