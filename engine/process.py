@@ -20,6 +20,8 @@ from engine.errors import ConfigError, ModelLoadError
 from engine.lifecycle import watch_pipe
 from engine.messages import Ready
 from engine.openmp import limit_spinning
+from engine.runner.port import Runner
+from engine.runner.recording import RecordingRunner
 from engine.server import Core, EngineServer
 
 logger = logging.getLogger(__name__)
@@ -52,10 +54,13 @@ def run_engine(
     try:
         carrier = ZeroMQServer(endpoint, curve=curve)
         loaded = build_runner(config)
-        with contextlib.closing(loaded.runner):
+        runner: Runner = loaded.runner
+        if config.record is not None:
+            runner = RecordingRunner(runner, config.record)
+        with contextlib.closing(runner):
             core = EngineCore(
                 config,
-                loaded.runner,
+                runner,
                 max_model_len=loaded.max_model_len,
                 eos_token_ids=loaded.model_config.eos_token_ids,
                 clock=_now_us,
@@ -64,7 +69,7 @@ def run_engine(
                 engine_id=config.engine_id,
                 model=config.model_name,
                 max_model_len=loaded.max_model_len,
-                vocab_size=loaded.runner.vocab_size,
+                vocab_size=runner.vocab_size,
                 eos_token_ids=loaded.model_config.eos_token_ids,
                 kv_capacity_tokens=core.kv_capacity_tokens,
                 max_sequences=config.max_sequences,

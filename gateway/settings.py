@@ -126,7 +126,7 @@ class EngineSettings(Section):
     """Size of the KV tier in host memory; 0 has none. Accepted now, used from the release that swaps KV blocks."""
 
     record: AbsolutePath | None = None
-    """File that every step plan is written to; unset writes none."""
+    """File that every step plan is written to, one JSON line each, token ids of prompts included; unset writes none."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads of the engine; 0 lets torch choose. `evenhand doctor` advises one fewer beside busy neighbors."""

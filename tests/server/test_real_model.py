@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import openai
 import pytest
 from evenhand_process import EvenhandProcess
 from openai.types import CompletionUsage
+
+from engine.carriers.zeromq_client import ZeroMQClient
+from engine.client import EngineClient
+from engine.link import EngineLink
+from engine.router import FirstReady
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -108,6 +114,44 @@ def test_logprobs_are_of_the_tokens_that_were_sent(client: openai.OpenAI) -> Non
     for entry in content:
         assert len(entry.top_logprobs) == 3
         assert entry.logprob == max(top.logprob for top in entry.top_logprobs), "greedy takes the likeliest"
+
+
+async def test_a_client_that_leaves_frees_the_engine_within_a_second(evenhand_server: EvenhandProcess) -> None:
+    """One in mid-stream, one that waits for a whole answer; seen from the engine's own counts."""
+    [socket] = (evenhand_server.home / "run").glob("*/engine.sock")
+    engine = EngineClient([EngineLink("engine-0", ZeroMQClient(f"ipc://{socket}"))], FirstReady())
+    await engine.start()
+    await engine.wait_up(MODEL, 10)
+    client = openai.AsyncOpenAI(base_url=evenhand_server.base_url, api_key=evenhand_server.key, max_retries=0)
+    parameters = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Tell me a very long story."}],
+        "max_tokens": 4000,
+        "extra_body": {"ignore_eos": True},
+    }
+    whole = asyncio.create_task(client.chat.completions.create(**parameters))  # type: ignore[call-overload]
+    stream = await client.chat.completions.create(**parameters, stream=True)  # type: ignore[call-overload]
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    async with asyncio.timeout(10):
+        while (await engine.stats(MODEL)).num_running < 2:
+            pass  # every look is a message to the engine and back
+
+    whole.cancel()
+    await stream.close()
+    left = time.monotonic()
+    while True:
+        now = await engine.stats(MODEL)
+        if now.num_running + now.num_waiting == 0 and now.num_free_blocks + now.num_cached_blocks == now.num_blocks:
+            break
+        assert time.monotonic() - left < 1.0, f"{now.num_running} still running"
+    steps = now.num_steps
+    await asyncio.sleep(0.2)  # long enough for several steps of a request that had been forgotten
+    assert (await engine.stats(MODEL)).num_steps == steps
+
+    await client.close()
+    await engine.close()
 
 
 async def _texts(
