@@ -1,17 +1,24 @@
 """Static batches against continuous batching: the same engine, the same jobs, only the policy differs.
 
 All jobs are submitted at once, so that work is waiting until the last ones are in. "Useful share" is measured while
-work waits: of the sequence slots times step time, the part in which a slot computed something for a request. The static
-baseline is a kind one: a slot whose request has ended costs nothing here, where servers of that kind go on computing
-padding for it.
+work waits: of the sequence slots times step time, the part in which a slot computed something that was wanted.
+
+Three ways to run the jobs:
+
+- ``padded``: static batches as they are usually meant. A batch is one tensor until its longest answer is complete, so a
+  slot whose answer is complete computes padding until then.
+- ``static``: the same, but a slot whose answer is complete costs nothing any more; kinder than such servers are.
+- ``continuous``: a slot is given to the next request at the next step.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from engine.bench.workload import Job
 from engine.config import EngineConfig
@@ -21,13 +28,16 @@ from engine.runner.port import PendingStep, Runner
 from engine.sampling_params import SamplingParams
 from engine.sched.plan import StepPlan
 
+Batching = Literal["padded", "static", "continuous"]
+_POLICIES: dict[Batching, str] = {"padded": "static", "static": "static", "continuous": "fcfs"}
+
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
     """One step: when it began (seconds since the run began), how long it took, and what it held.
 
     Attributes:
-        num_slots: requests that computed something.
+        num_slots: requests that computed something that was wanted.
         num_waiting: requests without a slot when it was planned.
         num_blocks: KV blocks that requests held after it.
     """
@@ -64,14 +74,15 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingRun:
-    """What one policy made of the jobs.
+    """What one way of batching made of the jobs.
 
     Attributes:
+        num_output_tokens: those that were wanted; padding does not count.
         reserved_window_blocks, reserved_cap_blocks: at the moment when most blocks were held: what reserving the whole
             window, or prompt plus longest allowed answer, for every resident request would have taken.
     """
 
-    policy: str
+    batching: Batching
     wall_s: float
     num_output_tokens: int
     ttft_s: list[float]
@@ -94,7 +105,7 @@ class BatchingRun:
 
 
 def run_batching(
-    policy: str,
+    batching: Batching,
     jobs: Sequence[Job],
     config: EngineConfig,
     runner: Runner,
@@ -103,7 +114,7 @@ def run_batching(
     answer_cap: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> BatchingRun:
-    """Run all jobs to their end under a policy.
+    """Run all jobs to their end, one way.
 
     Arguments:
         answer_cap: the longest answer a server would have to expect; for the memory comparison only.
@@ -111,29 +122,29 @@ def run_batching(
     """
     timed = _Timed(runner)
     core = EngineCore(
-        replace(config, policy=policy, prefix_cache=False),
+        replace(config, policy=_POLICIES[batching], prefix_cache=False),
         timed,
         max_model_len=max_model_len,
         eos_token_ids=(),
         clock=lambda: int(clock() * 1e6),
     )
     diary = _Diary(jobs, config.block_tokens, max_model_len, answer_cap, began=clock())
-    for i, job in enumerate(jobs):
-        core.submit(_submit(config.engine_id, i, job))
+    for i, (job, num_tokens) in enumerate(zip(jobs, _computed_lengths(batching, jobs, config), strict=True)):
+        core.submit(_submit(config.engine_id, i, job, num_tokens))
     while core.has_work:
         num_waiting, step_began = core.stats().num_waiting, clock()
         outputs = core.step()
         stats = core.stats()
         diary.note(
             outputs,
-            num_slots=len(timed.plans[-1].chunks),
+            num_rows=len(timed.plans[-1].chunks),
             num_waiting=num_waiting,
             num_blocks=stats.num_blocks - stats.num_free_blocks,
             step_began=step_began,
             now=clock(),
         )
     return BatchingRun(
-        policy=policy,
+        batching=batching,
         wall_s=clock() - diary.began,
         num_output_tokens=sum(job.num_answer_tokens for job in jobs),
         ttft_s=sorted(diary.ttft_s),
@@ -157,6 +168,8 @@ class _Diary:
         self._window_blocks = self._num_blocks(max_model_len)
         self._answer_cap = answer_cap
         self._last_token: dict[str, float] = {}  # by request that has answered something and goes on
+        self._num_answered: Counter[str] = Counter()
+        self._padding: set[str] = set()  # answers that are complete and still computed
         self.began = began
         self.ttft_s: list[float] = []
         self.gaps_s: list[float] = []
@@ -167,7 +180,7 @@ class _Diary:
         self,
         outputs: Sequence[Output],
         *,
-        num_slots: int,
+        num_rows: int,
         num_waiting: int,
         num_blocks: int,
         step_began: float,
@@ -178,12 +191,15 @@ class _Diary:
             StepSample(
                 began_s=step_began - self.began,
                 elapsed_s=now - step_began,
-                num_slots=num_slots,
+                num_slots=num_rows - len(self._padding),
                 num_waiting=num_waiting,
                 num_blocks=num_blocks,
             )
         )
-        for output in (o for o in outputs if o.token_ids):
+        for output in (o for o in outputs if o.token_ids and o.request_id not in self._padding):
+            self._num_answered[output.request_id] += len(output.token_ids)
+            if self._num_answered[output.request_id] >= self._jobs[int(output.request_id)].num_answer_tokens:
+                self._padding.add(output.request_id)
             if output.request_id in self._last_token:
                 self.gaps_s.append(now - self._last_token[output.request_id])
             else:
@@ -191,6 +207,7 @@ class _Diary:
             self._last_token[output.request_id] = now
         for output in (o for o in outputs if o.finish is not None):
             del self._last_token[output.request_id]
+            self._padding.discard(output.request_id)
         if num_blocks > self.peak_blocks:
             self.peak_blocks = num_blocks
             resident = [self._jobs[int(request_id)] for request_id in self._last_token]
@@ -212,12 +229,21 @@ def median_run(runs: Sequence[BatchingRun]) -> BatchingRun:
     return next(run for run in runs if run.tokens_per_s == middle)
 
 
-def _submit(engine_id: str, index: int, job: Job) -> Submit:
+def _computed_lengths(batching: Batching, jobs: Sequence[Job], config: EngineConfig) -> list[int]:
+    """Tokens that are computed for each answer; batches are formed in the order of the jobs."""
+    lengths = [job.num_answer_tokens for job in jobs]
+    if batching != "padded":
+        return lengths
+    size = config.max_sequences
+    return [max(lengths[i // size * size : (i // size + 1) * size]) for i in range(len(lengths))]
+
+
+def _submit(engine_id: str, index: int, job: Job, num_tokens: int) -> Submit:
     return Submit(
         engine_id=engine_id,
         request_id=str(index),
         token_ids=job.token_ids,
         sampling=SamplingParams(temperature=0.0, seed=index, ignore_eos=True),
         path=(),
-        output_cap=job.num_answer_tokens,
+        output_cap=num_tokens,
     )

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.bench.batching import BatchingRun, median_run, percentile, run_batching
+from engine.bench.batching import Batching, BatchingRun, median_run, percentile, run_batching
 from engine.bench.workload import MAX_ANSWER_TOKENS, mixed_lengths
 from engine.config import EngineConfig
 from engine.runner.model_runner import build_runner
 
-_NAMES = {"static": "static batches", "fcfs": "continuous"}
+_NAMES: dict[Batching, str] = {
+    "padded": "static, padded",
+    "static": "static, unpadded",
+    "continuous": "continuous",
+}
 
 
 def main(config: EngineConfig, *, num_jobs: int, seed: int, repeats: int, picture: Path) -> int:
-    """Measure both, in alternation; print the table to stderr and a JSON line to stdout. Returns the exit code."""
+    """Measure all three, in alternation; print the table to stderr and a JSON line to stdout. Returns the exit code."""
     loaded = build_runner(config)
     jobs = mixed_lengths(num_jobs, seed, loaded.model_config.vocab_size)
-    runs: dict[str, list[BatchingRun]] = {policy: [] for policy in _NAMES}
+    runs: dict[Batching, list[BatchingRun]] = {batching: [] for batching in _NAMES}
     for repeat in range(repeats):
-        for policy, done in runs.items():
-            say(f"run {repeat + 1} of {repeats}, {_NAMES[policy]}: {num_jobs} jobs ...")
+        for batching, done in runs.items():
+            say(f"run {repeat + 1} of {repeats}, {_NAMES[batching]}: {num_jobs} jobs ...")
             done.append(
                 run_batching(
-                    policy,
+                    batching,
                     jobs,
                     config,
                     loaded.runner,
@@ -33,16 +37,16 @@ def main(config: EngineConfig, *, num_jobs: int, seed: int, repeats: int, pictur
                     answer_cap=MAX_ANSWER_TOKENS,
                 )
             )
-    static, continuous = (median_run(runs[policy]) for policy in _NAMES)
+    medians = [median_run(done) for done in runs.values()]
     block_bytes = config.block_tokens * loaded.model_config.kv_token_elements * loaded.runner.kv_element_bytes
-    rows = _rows(static, continuous, block_bytes)
+    rows = _rows(medians, block_bytes)
     width = max(len(row[0]) for row in rows)
-    say(f"\n{num_jobs} jobs, {static.num_output_tokens} output tokens, {config.max_sequences} slots, seed {seed}")
+    say(f"\n{num_jobs} jobs, {medians[0].num_output_tokens} output tokens, {config.max_sequences} slots, seed {seed}")
     for name, *values in rows:
         say(f"  {name:<{width}}  " + "  ".join(f"{value:>16}" for value in values))
-    draw(static, continuous, picture)
+    draw(medians, picture)
     say(f"\npicture: {picture}")
-    sys.stdout.write(json.dumps(_summary(static, continuous, block_bytes, num_jobs, seed)) + "\n")
+    sys.stdout.write(json.dumps(_summary(medians, block_bytes, num_jobs, seed)) + "\n")
     return 0
 
 
@@ -51,34 +55,27 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def _rows(static: BatchingRun, continuous: BatchingRun, block_bytes: int) -> list[tuple[str, str, str]]:
-    def both(name: str, show: str, *values: float) -> tuple[str, str, str]:
-        return name, show.format(values[0]), show.format(values[1])
+def _rows(runs: Sequence[BatchingRun], block_bytes: int) -> list[list[str]]:
+    def row(name: str, show: str, value: Callable[[BatchingRun], float]) -> list[str]:
+        return [name, *(show.format(value(run)) for run in runs)]
 
-    pair = (static, continuous)
     mib = block_bytes / 2**20
     return [
-        ("", _NAMES["static"], _NAMES["fcfs"]),
-        both("output tokens/s", "{:.0f}", *(r.tokens_per_s for r in pair)),
-        both(
-            "useful share of slots, work waiting", "{:.1%}", *(r.useful_share(only_while_work_waits=True) for r in pair)
-        ),
-        both(
-            "useful share of slots, whole run", "{:.1%}", *(r.useful_share(only_while_work_waits=False) for r in pair)
-        ),
-        both("TTFT p50 (s)", "{:.2f}", *(percentile(r.ttft_s, 0.5) for r in pair)),
-        both("TTFT p99 (s)", "{:.2f}", *(percentile(r.ttft_s, 0.99) for r in pair)),
-        both("inter-token p50 (ms)", "{:.1f}", *(1000 * percentile(r.gaps_s, 0.5) for r in pair)),
-        both("inter-token p99 (ms)", "{:.1f}", *(1000 * percentile(r.gaps_s, 0.99) for r in pair)),
-        both("KV held at the peak (MiB)", "{:.0f}", *(r.peak_blocks * mib for r in pair)),
-        both("  reserving prompt + longest answer", "{:.0f}", *(r.reserved_cap_blocks * mib for r in pair)),
-        both("  reserving the window", "{:.0f}", *(r.reserved_window_blocks * mib for r in pair)),
+        ["", *(_NAMES[run.batching] for run in runs)],
+        row("output tokens/s", "{:.0f}", lambda r: r.tokens_per_s),
+        row("useful share of slots, work waiting", "{:.1%}", lambda r: r.useful_share(only_while_work_waits=True)),
+        row("useful share of slots, whole run", "{:.1%}", lambda r: r.useful_share(only_while_work_waits=False)),
+        row("TTFT p50 (s)", "{:.2f}", lambda r: percentile(r.ttft_s, 0.5)),
+        row("TTFT p99 (s)", "{:.2f}", lambda r: percentile(r.ttft_s, 0.99)),
+        row("inter-token p50 (ms)", "{:.1f}", lambda r: 1000 * percentile(r.gaps_s, 0.5)),
+        row("inter-token p99 (ms)", "{:.1f}", lambda r: 1000 * percentile(r.gaps_s, 0.99)),
+        row("KV held at the peak (MiB)", "{:.0f}", lambda r: r.peak_blocks * mib),
+        row("  reserving prompt + longest answer", "{:.0f}", lambda r: r.reserved_cap_blocks * mib),
+        row("  reserving the window", "{:.0f}", lambda r: r.reserved_window_blocks * mib),
     ]
 
 
-def _summary(
-    static: BatchingRun, continuous: BatchingRun, block_bytes: int, num_jobs: int, seed: int
-) -> dict[str, object]:
+def _summary(runs: Sequence[BatchingRun], block_bytes: int, num_jobs: int, seed: int) -> dict[str, object]:
     def of(run: BatchingRun) -> dict[str, float]:
         return {
             "tokens_per_s": round(run.tokens_per_s, 1),
@@ -93,41 +90,43 @@ def _summary(
             "kv_reserved_window_bytes": run.reserved_window_blocks * block_bytes,
         }
 
+    *baselines, continuous = runs
     return {
         "jobs": num_jobs,
         "seed": seed,
-        "slots": static.max_sequences,
-        "static": of(static),
-        "continuous": of(continuous),
-        "throughput_ratio": round(continuous.tokens_per_s / static.tokens_per_s, 2),
+        "slots": continuous.max_sequences,
+        **{run.batching: of(run) for run in runs},
+        "throughput_ratio": {run.batching: round(continuous.tokens_per_s / run.tokens_per_s, 2) for run in baselines},
     }
 
 
-def draw(static: BatchingRun, continuous: BatchingRun, path: Path) -> None:
-    """Slots at work and KV held over time, one column for each policy, on the same axes."""
+def draw(runs: Sequence[BatchingRun], path: Path) -> None:
+    """Slots at work and KV held over time, one column for each run, on the same axes."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(2, 2, figsize=(11, 6), sharex=True, sharey="row", layout="constrained")
-    for column, run in enumerate((static, continuous)):
+    figure, axes = plt.subplots(
+        2, len(runs), figsize=(5 * len(runs), 6), sharex=True, sharey="row", squeeze=False, layout="constrained"
+    )
+    for column, run in enumerate(runs):
         slots, memory = axes[0][column], axes[1][column]
         times = [s.began_s for s in run.steps]
         slots.fill_between(times, _rolling([s.num_slots for s in run.steps]), step="post", color="#2f6f8f")
         slots.axhline(run.max_sequences, color="#888888", linewidth=0.8, linestyle="--")
         share = run.useful_share(only_while_work_waits=True)
-        slots.set_title(f"{_NAMES[run.policy]}: {run.tokens_per_s:.0f} tokens/s, {share:.0%} of slots useful")
+        slots.set_title(f"{_NAMES[run.batching]}: {run.tokens_per_s:.0f} tokens/s, {share:.0%} useful")
         memory.fill_between(times, [s.num_blocks for s in run.steps], step="post", color="#c98a2b")
         memory.set_xlabel("seconds since all jobs were submitted")
-    axes[0][0].set_ylabel("slots at work")
+    axes[0][0].set_ylabel("slots with useful work")
     axes[1][0].set_ylabel("KV blocks held")
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_ylim(bottom=0)
         axis.set_xlim(left=0)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_runner import FakeRunner
 
-from engine.bench.batching import BatchingRun, StepSample, percentile, run_batching
+from engine.bench.batching import Batching, BatchingRun, StepSample, percentile, run_batching
 from engine.bench.batching_report import draw
 from engine.bench.workload import MAX_ANSWER_TOKENS, Job, mixed_lengths
 from engine.config import EngineConfig
@@ -27,10 +27,10 @@ class SteppingClock:
         return self.now_s
 
 
-def _run(policy: str, jobs: list[Job], num_slots: int) -> BatchingRun:
+def _run(batching: Batching, jobs: list[Job], num_slots: int) -> BatchingRun:
     config = EngineConfig(model=Path("none"), max_sequences=num_slots, max_step_tokens=256)
     runner = FakeRunner(400, max_sequences=num_slots, max_step_tokens=256)
-    return run_batching(policy, jobs, config, runner, max_model_len=WINDOW, answer_cap=CAP, clock=SteppingClock())
+    return run_batching(batching, jobs, config, runner, max_model_len=WINDOW, answer_cap=CAP, clock=SteppingClock())
 
 
 def _jobs(*lengths: int) -> list[Job]:
@@ -40,18 +40,21 @@ def _jobs(*lengths: int) -> list[Job]:
 def test_static_batches_idle_until_their_longest_answer_and_continuous_ones_do_not() -> None:
     jobs = _jobs(*[1, 1, 1, 40] * 8)
 
-    static, continuous = _run("static", jobs, 4), _run("fcfs", jobs, 4)
+    padded, static, continuous = _run("padded", jobs, 4), _run("static", jobs, 4), _run("continuous", jobs, 4)
 
     # Of 4 slots for 40 steps each, a static batch uses 40 + 3: the last batch starts with nobody waiting.
     assert static.useful_share(only_while_work_waits=False) == pytest.approx(43 / 160, abs=0.01)
     assert continuous.useful_share(only_while_work_waits=True) > 0.95
     assert len(static.steps) == 8 * 40
     assert len(continuous.steps) < len(static.steps) / 2
+    assert padded.useful_share(only_while_work_waits=False) == pytest.approx(43 / 160, abs=0.01)
+    assert len(padded.steps) == len(static.steps)
+    assert len(padded.ttft_s) + len(padded.gaps_s) == padded.num_output_tokens, "padding is nobody's token"
     assert static.num_output_tokens == continuous.num_output_tokens == 8 * 43
 
 
 def test_every_token_has_a_latency() -> None:
-    run = _run("fcfs", _jobs(5, 9, 1), 4)
+    run = _run("continuous", _jobs(5, 9, 1), 4)
 
     assert len(run.ttft_s) == 3
     assert len(run.gaps_s) == 4 + 8 + 0
@@ -59,7 +62,7 @@ def test_every_token_has_a_latency() -> None:
 
 
 def test_memory_is_compared_at_the_moment_when_most_is_held() -> None:
-    run = _run("fcfs", _jobs(30, 30), 4)
+    run = _run("continuous", _jobs(30, 30), 4)
 
     assert run.peak_blocks == 2 * 3  # 16 tokens of prompt and 29 computed of the answer
     assert run.reserved_cap_blocks == 2 * (16 + CAP) // 16
@@ -86,7 +89,7 @@ def test_percentiles() -> None:
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
     steps = [StepSample(began_s=i / 10, elapsed_s=0.1, num_slots=4, num_waiting=1, num_blocks=i) for i in range(20)]
     run = BatchingRun(
-        policy="fcfs",
+        batching="continuous",
         wall_s=2.0,
         num_output_tokens=80,
         ttft_s=[0.1],
@@ -98,6 +101,6 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
         reserved_cap_blocks=32,
     )
 
-    draw(run, run, tmp_path / "new" / "batching.png")
+    draw([run, run], tmp_path / "new" / "batching.png")
 
     assert (tmp_path / "new" / "batching.png").read_bytes().startswith(b"\x89PNG")

@@ -58,5 +58,5 @@ def test_a_recording_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="engine.record"):
+    with pytest.raises(ConfigError, match=r"engine\.record"):
         RecordingRunner(FakeRunner(64, max_sequences=4, max_step_tokens=32), tmp_path / "none" / "plans")
