@@ -7,6 +7,7 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+export MODEL DEVICE PORT  # read by the shell, so that any path survives
 
 QUICK := $(wildcard tests/unit tests/property tests/kernels)
 LONGER := $(wildcard tests/sim tests/integration tests/server tests/judges)
@@ -22,7 +23,7 @@ help: ## say what there is
 	@echo '  of torch: the usual one has CUDA builds for Linux, several GB of them.'
 
 serve: $(VENV)/.runtime ## serve a model on this machine; Ctrl-C stops it
-	@$(BIN)/evenhand serve $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)')
+	@$(BIN)/evenhand serve $(if $(MODEL),--model "$$MODEL") $(if $(DEVICE),--device "$$DEVICE") $(if $(PORT),--port "$$PORT")
 
 test: check $(VENV)/.model ## everything that CI runs (under 35 minutes)
 	$(BIN)/pytest $(QUICK) $(LONGER) -m 'not gpu'
@@ -47,7 +48,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "Evenhand needs Python 3.11 or later, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
 	         "Choose another one: make PYTHON=python3.12 ..." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e . $(PIP_ARGS)

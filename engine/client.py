@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class EngineClient:
     """A pool of engines on one event loop (asyncio or uvloop).
 
-    Arguments:
+    Args:
         links: one for each engine; the client starts and closes them.
         client_id: this gateway's name at the engines. A gateway that is to collect the final counts of its own earlier
             life must have the same name again; None draws a fresh one.

@@ -52,7 +52,7 @@ def draw_seed() -> int:
 class EngineCore:
     """All requests of one engine, from `submit` to their last output.
 
-    Arguments:
+    Args:
         max_model_len: the window of the model as served.
         clock: microseconds, monotonic.
         policy: the order of requests; None takes the one that the configuration names.

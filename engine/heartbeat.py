@@ -11,7 +11,7 @@ class Heartbeat:
 
     Silence is counted in beats, not by the clock: a gateway whose own loop stood still must not blame the engine.
 
-    Arguments:
+    Args:
         beat: called every interval_s; must not raise.
         on_silence: called once, when `heard` was not called for limit_s; nothing is called after it.
     """

@@ -62,7 +62,7 @@ class Limits:
 
         An output cap beyond window or pool is cut to what they hold.
 
-        Arguments:
+        Args:
             seed: used if the message brings none; all choices share it and differ by their number.
             first_arrival: choice i takes place first_arrival + i in the order of arrival.
         """

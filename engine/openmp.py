@@ -2,9 +2,9 @@
 
 At the end of each parallel region a thread waits for the others. GNU's runtime lets it spin there for ever, which is
 quickest while every thread has a core of its own. When another program takes one of the cores, the thread that spins
-keeps the core that the missing one needs: steps of 13 ms became 2 s here. Sleeping at once costs 40 % on a quiet
-machine. Spinning for a short while costs nothing to measure there, and 12 times instead of 150 beside a busy neighbor;
-`runner/threads.py` does the rest.
+keeps the core that the missing one needs, and steps take a hundred times as long. Sleeping at once would cost half of
+the speed on a quiet machine. Spinning for a short while costs nothing there, and a tenth of that harm beside a busy
+neighbor; `runner/threads.py` does the rest. Figures: tests/bench/results/vllm_cpu_2core_2026-11-30.md.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ PROBE_AFTER = 0.2
 class Outbox:
     """Sessions, flights and final counts of one engine.
 
-    Arguments:
+    Args:
         abort: ends a request in the core; its last outputs come through `deliver` later.
         max_finals: most final counts kept, for all clients together.
         max_owed: most frames owed to a client that does not read, before it is taken for dead.

@@ -40,8 +40,8 @@ def run_engine(
     """Run one engine in this process's main thread; returns the process's exit code.
 
     SIGTERM, or the end of the supervisor's pipe, stops it in order (0), and so does SIGINT when there is no supervisor
-    to obey; a failed core ends it with 70 after every
-    client has been told; a model or setting that cannot work is one line on stderr and 78, before anything listens.
+    to obey; a failed core ends it with 70 after every client has been told; a model or setting that cannot work is one
+    line on stderr and 78, before anything listens.
     """
     # Imported here: the gateway and the command line import this package without torch.
     limit_spinning()

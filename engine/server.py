@@ -94,7 +94,7 @@ class EngineServer:
     stays but does not read, the requests whose outputs found its queue full are aborted, and it is told so as soon as
     there is room.
 
-    Arguments:
+    Args:
         card: sent to every client; its engine_id is what clients must ask for.
         max_finals: most final counts kept, for all clients together.
         max_owed: most answers kept for a client that does not read, before it is taken for dead.

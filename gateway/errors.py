@@ -11,8 +11,7 @@
     ├── BodyTooLarge                   413  request_too_large
     ├── InternalError                  500  internal_error
     └── Unavailable                    503  (with retry-after)
-        ├── EngineDown                 503  engine_unavailable
-        └── Overloaded                 503  server_is_overloaded
+        └── EngineDown                 503  engine_unavailable
 
 `ClientGone` stands outside: nobody is left to be told. Raised near the cause, mapped to a wire shape once, in
 ``web/errors.py``. Knows nothing of HTTP beyond the status number.
@@ -33,6 +32,7 @@ class EvenhandError(Exception):
         retry_after_s: when trying again makes sense (1 to 30 s), or None.
         should_retry: overrides what clients conclude from the status; None leaves it to them.
         param: the request field that is at fault, if it is about one.
+        is_settled: the request had run; its end is on record already.
     """
 
     code: ClassVar[str | None] = None
@@ -45,6 +45,7 @@ class EvenhandError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.is_settled = False
 
 
 class InvalidRequest(EvenhandError):
@@ -145,12 +146,6 @@ class EngineDown(Unavailable):
     """The engine is starting, restarting, or vanished while the request ran."""
 
     code = "engine_unavailable"
-
-
-class Overloaded(Unavailable):
-    """The engine has no room to take the request at all."""
-
-    code = "server_is_overloaded"
 
 
 class ClientGone(Exception):

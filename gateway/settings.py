@@ -52,7 +52,8 @@ class ServerSettings(Section):
 
     workers: int = Field(default=1, ge=1, le=256)
     """Gateway worker processes. More than one needs `database.url` (PostgreSQL) and `redis.url`, since workers share
-    limits and the ledger through them."""
+    limits and the ledger through them. Accepted now, used from the release that brings organizations, teams and keys;
+    until then one worker runs."""
 
     tls_cert: FilePath | None = None
     """PEM file with the certificate chain; goes together with `server.tls_key`."""
@@ -105,10 +106,10 @@ class EngineSettings(Section):
     safetensors with config.json and tokenizer.json."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model runs."""
+    """Where the model runs. `cuda` is accepted now, used from the release that brings GPU kernels."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Number format of weights and KV cache; `auto` is bfloat16."""
+    """Number format of weights and KV cache; `auto` is bfloat16, or float32 on a CPU that would have to emulate it."""
 
     policy: Literal["fcfs", "static"] = "fcfs"
     """Who gets the next tokens: `fcfs` is arrival order; `static` runs whole batches and exists for comparison only."""

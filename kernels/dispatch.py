@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.cpu import elementwise, kv_write, linear, paged_attention
 
-_log = logging.getLogger("evenhand.kernels")
+_log = logging.getLogger(__name__)
 
 
 class KernelError(Exception):

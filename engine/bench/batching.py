@@ -116,7 +116,7 @@ def run_batching(
 ) -> BatchingRun:
     """Run all jobs to their end, one way.
 
-    Arguments:
+    Args:
         answer_cap: the longest answer a server would have to expect; for the memory comparison only.
         clock: seconds, monotonic.
     """

@@ -37,7 +37,7 @@ class BlockTable:
 class KVCache:
     """Hands out blocks, finds those already computed, takes them back.
 
-    Arguments:
+    Args:
         prefix_cache: None keeps nothing for later requests.
     """
 
@@ -80,7 +80,7 @@ class KVCache:
     def lookup(self, token_ids: list[int], salt: str, prefix: list[CachedBlock]) -> None:
         """Find the leading blocks of these tokens; takes no references.
 
-        Arguments:
+        Args:
             prefix: what an earlier lookup for the same tokens found, extended in place: asking again costs one block.
                 Blocks that were evicted since are only noticed by `allocate`.
         """
@@ -161,7 +161,7 @@ class KVCache:
     def check(self, num_computed: Iterable[tuple[BlockTable, int]]) -> None:
         """Raise `IntegrityError` if the books are wrong. O(blocks + tables); for idle moments and tests.
 
-        Arguments:
+        Args:
             num_computed: every table with the number of its tokens whose KV is complete.
         """
         references = [0] * self._pool.num_blocks

@@ -50,7 +50,7 @@ class CachedBlock:
 class PrefixCache:
     """The index. At most one entry for each hash, and one for each block.
 
-    Arguments:
+    Args:
         hash_block: replaced in tests by a bad one.
     """
 

@@ -1,9 +1,9 @@
 """How many CPU threads a step uses: all of them, unless a neighbor has taken a core.
 
 A step is some 300 parallel regions, and each waits for its slowest thread. One thread without a core of its own holds
-up all others, so beside a busy program one thread less is many times faster (2 threads on 2 cores, one of them taken:
-139 ms a step; 1 thread: 21 ms). Threads spin while they wait, so that a step that has its cores burns nearly all of
-their time; a step that burned much less was missing one.
+up all others, so beside a busy program one thread less is many times faster (on 2 cores, one of them taken: 139 ms a
+step with two threads, 18 ms as governed here; tests/bench/results/vllm_cpu_2core_2026-11-30.md). Threads spin while
+they wait, so a step that has its cores burns nearly all of their time; a step that burned much less was missing one.
 
 Tokens do not change with the number of threads (`tests/kernels` compares the bits).
 """
@@ -23,7 +23,7 @@ _LONGEST_WAIT_S = 60.0
 class ThreadGovernor:
     """Watches steps and sets the number of threads.
 
-    Arguments:
+    Args:
         num_threads: how many there are at the most.
         set_threads: told whenever the number changes.
         wall_s, cpu_s: clocks: of the world, and of all threads of this process together.

@@ -50,7 +50,7 @@ class _NeedsVictimError(Exception):
 class Scheduler:
     """Turns a policy's offers into plans and keeps the books of who is resident.
 
-    Arguments:
+    Args:
         max_sequences: rows of the runner.
         max_step_tokens: token budget of a step.
     """
@@ -111,7 +111,7 @@ class Scheduler:
     def schedule(self, now_us: int, *, is_ahead: bool = False) -> Step | None:
         """Plan the next step; None if nobody gets a token.
 
-        Arguments:
+        Args:
             is_ahead: the step before is in flight. It is taken to sample one token for every chunk that samples, and
                 none that ends a request before its cap.
         """

@@ -17,7 +17,7 @@ from engine.sched.policy import Offers
 class StaticBatches:
     """A `Policy`.
 
-    Arguments:
+    Args:
         batch_size: most requests in a batch.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import os
 import platform
@@ -158,9 +159,18 @@ def _cpu_seconds() -> dict[int, tuple[str, float]]:
         except OSError:
             continue  # it has just ended
         fields = tail.split()  # from the third field of proc(5) on: state, ppid, pgrp, session, ...
-        if int(fields[3]) != ours:
+        if int(fields[3]) != ours and not _is_evenhand(path.parent):
             usage[int(path.parent.name)] = (head.partition("(")[2], (int(fields[11]) + int(fields[12])) / ticks)
     return usage
+
+
+def _is_evenhand(process: Path) -> bool:
+    """Whether this process, a folder of /proc, is a server of ours: no neighbor but what neighbors disturb."""
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"gateway.cli" in words or any(word.endswith(b"/evenhand") for word in words[:2])
 
 
 def _home(settings: Settings) -> Iterator[Finding]:
@@ -197,9 +207,28 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         try:
             check_port(host, port, setting)
         except PortError as e:
-            yield Finding("problem", "port", str(e))
+            if _answers(host, port):
+                yield Finding("ok", "port", f"{host} port {port} is served by an Evenhand that runs")
+            else:
+                yield Finding("problem", "port", str(e))
         else:
             yield Finding("ok", "port", f"{host} port {port} is free")
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether an Evenhand listens there, with its API or its metrics."""
+    address = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+    for path, mark in (("/health", b'"status"'), ("/metrics", b"evenhand_")):
+        connection = http.client.HTTPConnection(address, port, timeout=2)
+        try:
+            connection.request("GET", path)
+            if mark in connection.getresponse().read():
+                return True
+        except (OSError, http.client.HTTPException):
+            continue
+        finally:
+            connection.close()
+    return False
 
 
 CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (

@@ -119,7 +119,10 @@ def _where_to_go(settings: Settings, address: str, model: str, new_key: str | No
     scheme = "http" if server.tls_cert is None else "https"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
     key_file = settings.home / FILE_NAME
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    body = (
+        f'{{"model": "{model}", "temperature": 0, "max_tokens": 100, '
+        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    )
     return [
         f"  address  {url}/v1" + (f" (listening on {address})" if host != address else ""),
         f"  model    {model} on {settings.engine.device}",

@@ -114,6 +114,8 @@ class Call:
     ) -> None:
         generation = self._running
         outcome, code = _outcome(error)
+        if isinstance(error, EvenhandError):
+            error.is_settled = True
         try:
             if not generation.ended:
                 generation.abort()

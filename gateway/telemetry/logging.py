@@ -63,6 +63,8 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(threshold, logging.WARNING))  # the libraries' own news is of no use to an operator
+    for package in ("engine", "gateway", "kernels"):
+        logging.getLogger(package).setLevel(threshold)
 
 
 def place_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

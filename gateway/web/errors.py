@@ -64,6 +64,14 @@ class ErrorResponses:
         if isinstance(exception, ClientGone):
             return Response(b"", status_code=400, media_type="application/json")  # nobody reads it
         error = as_evenhand_error(exception, request)
+        if not error.is_settled:
+            self._tell(request, exception, error)
+        return Response(
+            error_body(error), status_code=error.status, media_type="application/json", headers=error_headers(error)
+        )
+
+    def _tell(self, request: Request[Any, Any, Any], exception: Exception, error: EvenhandError) -> None:
+        """Count and log what was refused before it ran, or was our own bug."""
         self._metrics.refused(error.status, error.code)
         is_ours = isinstance(error, InternalError)
         log = _log.error if is_ours else _log.info
@@ -75,9 +83,6 @@ class ErrorResponses:
             code=error.code,
             param=error.param,
             exc_info=exception if is_ours else None,
-        )
-        return Response(
-            error_body(error), status_code=error.status, media_type="application/json", headers=error_headers(error)
         )
 
 

@@ -74,7 +74,7 @@ class _Pending:
 class FakeRunner:
     """A `Runner`.
 
-    Arguments:
+    Args:
         on_wait: called when a step is waited for, before it is computed.
 
     Attributes:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import typer.core
 import typer.main
 
@@ -48,7 +50,11 @@ def test_the_example_is_all_comments_and_holds_every_setting() -> None:
     assert found == [setting.name for setting in all_settings()]
 
 
-def test_the_example_s_values_are_the_defaults_where_there_is_one(tmp_path: Path) -> None:
+def test_the_example_s_values_are_the_defaults_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in [name for name in os.environ if name.upper().startswith("EVENHAND_")]:
+        monkeypatch.delenv(variable)
     no_default = {setting.name.rpartition(".")[2] for setting in all_settings() if setting.field.default is None}
     uncommented = tmp_path / "example.toml"
     lines = re.sub(r"^# (\w+ = )", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE).splitlines()
