@@ -334,3 +334,14 @@ def test_no_log_line_holds_text_or_a_key(free_port: Callable[[], int], tmp_path:
     assert "Hello" not in log
     events = [line["event"] for line in server.log_lines()]
     assert {"request.finished", "request.refused", "stream.failed"} <= set(events)
+
+
+def test_a_request_that_ran_and_failed_is_told_once(scripted: ScriptedServer) -> None:
+    response = scripted.chat("dies-in-the-middle")
+    request_id = response.headers["x-request-id"]
+    scripted.settled(request_id)
+
+    events = [line["event"] for line in scripted.log_lines() if line.get("request_id") == request_id]
+
+    assert response.status_code == 503
+    assert events == ["request.finished"]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -19,6 +23,7 @@ from engine.router import FirstReady
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 MODEL = "smollm2-135m-instruct"
+README = Path(__file__).parents[2] / "README.md"
 NUM_PROMPTS = 200
 AT_ONCE = 32
 SEEDS_TEXT = [
@@ -216,3 +221,25 @@ async def test_streamed_text_equals_text_in_one_piece(evenhand_server: EvenhandP
 
 def _counts(usage: CompletionUsage) -> tuple[int, int, int]:
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+
+
+def test_the_readme_s_example_names_paris(evenhand_server: EvenhandProcess) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    for written, here in {
+        "/home/you/.evenhand/bootstrap.key": str(evenhand_server.home / "bootstrap.key"),
+        "http://127.0.0.1:8000/v1": evenhand_server.base_url,
+    }.items():
+        assert written in code
+        code = code.replace(written, here)
+
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "Paris" in answer.stdout
+
+
+def test_the_printed_curl_line_works_as_it_stands(evenhand_server: EvenhandProcess) -> None:
+    [command] = re.findall(r"Try it:\n(  curl (?:.*\\\n)*.*)", evenhand_server.stderr)
+
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert "Paris" in answer
