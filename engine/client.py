@@ -118,7 +118,12 @@ class EngineClient:
         return await self._links[self._candidates(model)[0].engine_id].stats()
 
     def set_weight(self, node_id: str, weight: int) -> None:
-        """Tell every engine that is up; one that starts later learns weights from the requests it is sent."""
+        """Tell every engine that is up; one that starts later learns weights from the requests it is sent.
+
+        Raises ValueError for a weight below 1.
+        """
+        if weight < 1:
+            raise ValueError(f"a weight must be at least 1, not {weight}")
         for link in self._links.values():
             self._tell(link, SetWeight(link.engine_id, node_id, weight))
 

@@ -223,6 +223,9 @@ class EngineCore:
                     self._end(request, "length", now_us)
 
     def set_weight(self, node_id: str, weight: int) -> None:
+        """A weight below 1, which no client of ours sends, changes nothing: shares are divided by it."""
+        if weight < 1:
+            return
         self._policy.set_weight(node_id, weight)
 
     def charge_external(self, node_id: str, cost_us: int) -> None:

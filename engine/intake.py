@@ -56,6 +56,12 @@ class Limits:
                 "invalid_num_choices", f"num_choices must be between 1 and {MAX_CHOICES}, not {message.num_choices}"
             )
         message.sampling.validate(self.vocab_size)
+        if message.sampling.min_tokens:
+            num_forbidden = len({*message.sampling.stop_token_ids, *self.eos_token_ids})
+            if num_forbidden >= self.vocab_size:
+                raise RequestRejected("invalid_sampling", "min_tokens leaves no token that may be sampled")
+        if any(node.weight < 1 for node in message.path):
+            raise RequestRejected("invalid_weight", "the weights of a path must be at least 1")
 
     def requests(self, message: Submit, *, seed: int, first_arrival: int, now_us: int) -> list[Request]:
         """One request for each choice of a checked message.

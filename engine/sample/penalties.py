@@ -53,7 +53,7 @@ def adjust(logits: Tensor, params: SamplingParams, history: RowHistory | None, f
             logits[history.seen] = torch.where(seen > 0, seen / penalty, seen * penalty)
         logits -= params.frequency_penalty * history.counts
         logits -= params.presence_penalty * (history.counts > 0)
-    for token_id, bias in params.logit_bias.items():
-        logits[token_id] += bias
+    if params.logit_bias:
+        logits[torch.tensor(list(params.logit_bias))] += torch.tensor(list(params.logit_bias.values()))
     if forbidden:
-        logits[list(forbidden)] = float("-inf")
+        logits[torch.tensor(forbidden)] = float("-inf")

@@ -21,6 +21,7 @@ from engine.sample.penalties import RowHistory, adjust
 from engine.sample.random import uniform
 from engine.sampling_params import SamplingParams
 
+_TINY = torch.finfo(torch.float32).tiny
 _RUN = 128  # ids whose probabilities are summed first when a draw is looked up
 
 
@@ -78,8 +79,9 @@ class Sampler:
 
     def _draw(self, logits: Tensor, rows: Sequence[RowSampling], positions: Sequence[int]) -> list[int]:
         """Invert the cumulative distribution over ids at one uniform number for each row. logits [R, vocab]."""
-        temperature = torch.tensor([row.params.temperature for row in rows]).unsqueeze(1)
-        # The largest is subtracted first: a tiny temperature must not make infinities.
+        # The largest is subtracted first, so a tiny temperature makes infinities of the others only. It must not become
+        # 0 in float32: 0 / 0 is no number.
+        temperature = torch.tensor([row.params.temperature for row in rows]).clamp_(min=_TINY).unsqueeze(1)
         probs = torch.softmax((logits - logits.amax(dim=-1, keepdim=True)) / temperature, dim=-1)
         probs = torch.where(probs >= thresholds(probs, [row.params for row in rows]), probs, 0.0)
         draws = [

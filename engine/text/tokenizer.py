@@ -55,7 +55,7 @@ class Tokenizer:
                 holds it already.
         """
         backend = self._backend if special else self._backend_without_special
-        ids: list[int] = backend.encode(_without_surrogates(text), add_special_tokens=False).ids
+        ids: list[int] = backend.encode_batch_fast([_without_surrogates(text)], add_special_tokens=False)[0].ids
         return self._bos_ids + ids if add_bos else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -68,6 +68,11 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token_id] = self._compute_bytes(token_id)
         return known
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """The longest token's length."""
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids

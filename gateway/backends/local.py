@@ -22,6 +22,11 @@ from gateway.domain.request import Conversation, GenerationRequest, Prompt, Samp
 from gateway.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from gateway.services.ports import Readiness
 
+COUNTED_CHARACTERS = 500_000
+COUNTED_MESSAGES = 10_000
+"""Of prompts with more of either it is first found out, without template or tokenizer, whether they can fit at all."""
+MESSAGE_CHARACTERS = 20
+"""What a template adds to each message, about; for the choice of a thread only."""
 INLINE_CHARACTERS = 2000
 """Prompts up to this length are tokenized on the event loop (well under a millisecond); a thread's hop costs more."""
 
@@ -83,7 +88,7 @@ class LocalBackend:
         card = self._client.card(request.model)
         if card is None or not self._client.is_up(request.model):
             raise to_gateway_error(EngineUnavailable(f"no engine serves {request.model}"))
-        if _num_characters(request.prompts) <= INLINE_CHARACTERS:
+        if _num_characters(request.prompts) + MESSAGE_CHARACTERS * _num_messages(request.prompts) <= INLINE_CHARACTERS:
             return self._prepare(request, assets, card)
         return await asyncio.to_thread(self._prepare, request, assets, card)
 
@@ -91,12 +96,15 @@ class LocalBackend:
         _check_ids("logit_bias", request.sampling.logit_bias, card.vocab_size)
         _check_ids("stop_token_ids", request.sampling.stop_token_ids, card.vocab_size)
         sampling = _sampling(request.sampling)
+        param = "messages" if isinstance(request.prompts[0], Conversation) else "prompt"
+        least = _least_tokens(request.prompts, assets)
+        if least > _window(card):
+            raise ContextLengthExceeded(window=_window(card), num_prompt_tokens=least, param=param)
         try:
             sampling.validate(card.vocab_size)
             token_ids = [_tokenize(prompt, assets) for prompt in request.prompts]
         except (RequestRejected, TemplateError) as e:
             raise InvalidRequest(f"Invalid request: {e}.") from e
-        param = "messages" if isinstance(request.prompts[0], Conversation) else "prompt"
         for ids in token_ids:
             if not ids:
                 raise InvalidRequest("Invalid 'prompt': it has no tokens.", param=param)
@@ -176,6 +184,25 @@ def _num_characters(prompts: Sequence[Prompt]) -> int:
         elif isinstance(prompt, Text):
             num += len(prompt.text)
     return num
+
+
+def _num_messages(prompts: Sequence[Prompt]) -> int:
+    return sum(len(prompt.messages) for prompt in prompts if isinstance(prompt, Conversation))
+
+
+def _least_tokens(prompts: Sequence[Prompt], assets: TextAssets) -> int:
+    """A number of tokens that the longest prompt has at least, known without rendering or tokenizing it.
+
+    Megabytes that can never fit must not cost seconds. Prompts of a usual size are counted exactly; for them it is 0.
+    """
+    least = 0
+    for prompt in prompts:
+        if isinstance(prompt, Conversation) and len(prompt.messages) > COUNTED_MESSAGES:
+            least = max(least, len(prompt.messages))
+        num_characters = _num_characters([prompt])
+        if assets.tokenizer.byte_level and num_characters > COUNTED_CHARACTERS:
+            least = max(least, num_characters // assets.tokenizer.max_token_bytes)
+    return least
 
 
 def _tokenize(prompt: Prompt, assets: TextAssets) -> list[int]:

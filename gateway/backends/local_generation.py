@@ -136,9 +136,14 @@ class LocalGeneration:
             self._num_open -= 1
             events.append(ChoiceFinished(choice.index, "length" if self._is_cut(choice, finish) else "stop"))
             self._settle(choice, output)
-            if not self._num_open and not self.ended:
-                self.abort()  # stop strings are ours; the engine does not know them
+            self._stop_unread(choice.index // self._num_choices)
         return events
+
+    def _stop_unread(self, prompt: int) -> None:
+        """Abort the engine's request if none of its choices is read any more: it does not know our stop strings."""
+        choices = self._choices[prompt * self._num_choices : (prompt + 1) * self._num_choices]
+        if any(not choice.is_settled for choice in choices) and not any(choice.is_open for choice in choices):
+            self._streams[prompt].abort()
 
     @staticmethod
     def _is_cut(choice: _Choice, finish: str | None) -> bool:
@@ -150,6 +155,7 @@ class LocalGeneration:
         if choice.is_open:
             choice.num_tokens = max(choice.num_tokens, output.num_delivered_tokens)
         if output.finish is not None:
+            choice.is_settled = True
             self._num_unsettled -= 1
             if output.timings is not None:
                 self._timings = _longest(self._timings, output.timings)
@@ -160,16 +166,18 @@ class _Choice:
 
     Attributes:
         is_open: its text goes on.
+        is_settled: the engine has ended it.
         num_tokens: output tokens that count.
         num_cached_tokens: prompt tokens that this choice found in the cache; None before it has run.
     """
 
-    __slots__ = ("_detokenizer", "index", "is_open", "num_cached_tokens", "num_tokens", "text")
+    __slots__ = ("_detokenizer", "index", "is_open", "is_settled", "num_cached_tokens", "num_tokens", "text")
 
     def __init__(self, index: int, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.index = index
         self.text = ChoiceText(index, stops)
         self.is_open = True
+        self.is_settled = False
         self.num_tokens = 0
         self.num_cached_tokens: int | None = None
         self._detokenizer = Detokenizer(tokenizer)

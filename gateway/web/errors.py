@@ -62,7 +62,9 @@ class ErrorResponses:
 
     def __call__(self, request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
         if isinstance(exception, ClientGone):
-            return Response(b"", status_code=400, media_type="application/json")  # nobody reads it
+            # It has left, or its body broke off and it may still read.
+            cut = InvalidRequest("The request ended before its body was complete.")
+            return Response(error_body(cut), status_code=cut.status, media_type="application/json")
         error = as_evenhand_error(exception, request)
         if not error.is_settled:
             self._tell(request, exception, error)

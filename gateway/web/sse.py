@@ -20,6 +20,7 @@ from gateway.domain.usage import TokenUsage
 from gateway.errors import ClientGone, EvenhandError, InternalError, Unavailable
 from gateway.services.inference import Call
 from gateway.web.disconnect import ClientWatch
+from gateway.web.errors import error_body, error_headers
 
 _log = structlog.get_logger()
 
@@ -106,6 +107,7 @@ class WholeAnswer:
         self._writer = writer
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
         try:
             async with self._call as call:
                 async with ClientWatch(receive):
@@ -114,9 +116,29 @@ class WholeAnswer:
                 body = self._writer.finish(call.usage)
                 headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
+                has_begun = True
                 await send({"type": "http.response.body", "body": body, "more_body": False})
         except ClientGone:
             return
+        except asyncio.CancelledError:
+            if not has_begun:
+                await _say_shutdown(send)
+            raise
+
+
+async def _say_shutdown(send: Send) -> None:
+    """The answer of a request that our shutdown cuts before it has begun to answer."""
+    error = Unavailable("The server is shutting down.")
+    headers = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
+    headers.append((b"content-type", b"application/json"))
+
+    async def answer() -> None:
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": error_body(error), "more_body": False})
+
+    last_word = asyncio.ensure_future(answer())
+    await asyncio.wait({last_word}, timeout=LAST_WORD_S)
+    last_word.cancel()
 
 
 class _Channel:

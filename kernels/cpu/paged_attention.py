@@ -114,6 +114,7 @@ def _group(pool: Tensor, size: int, tiles: int, members: list[tuple[int, int, in
     for i, (_, start, num, table) in enumerate(members):
         used = -(-(start + num) // block_tokens)
         tables[i, :used] = torch.as_tensor(table[:used], dtype=torch.int64)
+        tables[i, used:] = tables[i, 0]  # masked, but read: nobody else's block, which might hold what is no number
     first = torch.tensor([m[0] for m in members]).unsqueeze(1)
     starts = torch.tensor([m[1] for m in members]).unsqueeze(1)
     nums = torch.tensor([m[2] for m in members]).unsqueeze(1)

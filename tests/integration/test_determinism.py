@@ -23,6 +23,9 @@ NUM_TOKENS = 24
 SAMPLING = {
     "greedy": SamplingParams(temperature=0.0, seed=0, ignore_eos=True),
     "seeded": SamplingParams(temperature=0.9, top_p=0.95, seed=1234, ignore_eos=True),
+    "penalized": SamplingParams(
+        temperature=0.7, seed=5, repetition_penalty=1.3, frequency_penalty=0.5, min_tokens=10, ignore_eos=True
+    ),
 }
 
 
@@ -103,15 +106,16 @@ def test_tokens_do_not_depend_on_neighbors_step_budget_or_cache(
     assert alone[kind] == {i: cached[i] for i in range(NUM_PROMPTS)}
 
 
+@pytest.mark.parametrize("kind", ["seeded", "penalized"])
 @pytest.mark.parametrize("plan_ahead", [False, True], ids=["planned-in-time", "planned-ahead"])
 def test_tokens_do_not_depend_on_preemption(
-    smollm2_path: Path, alone: dict[str, dict[int, tuple[int, ...]]], plan_ahead: bool
+    smollm2_path: Path, alone: dict[str, dict[int, tuple[int, ...]]], plan_ahead: bool, kind: str
 ) -> None:
     block_bytes = 16 * open_source(smollm2_path).config.kv_token_elements * 2
     engine = _engine(smollm2_path, kv_cache_bytes=60 * block_bytes, plan_ahead=plan_ahead)
     everybody = list(range(NUM_PROMPTS))
 
-    tokens = engine.generate(everybody, SAMPLING["seeded"])
+    tokens = engine.generate(everybody, SAMPLING[kind])
 
     assert engine.core.stats().num_preemptions > 0, "the pool was meant to be too small"
-    assert alone["seeded"] == tokens
+    assert alone[kind] == tokens

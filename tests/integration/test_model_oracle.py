@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from engine.layers.decoder import Decoder
 from engine.models.config import required_tensors
 from engine.models.registry import open_source
 from kernels.dispatch import select
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers = pytest.importorskip("transformers")
 
 BLOCK = 16
 TINY = {

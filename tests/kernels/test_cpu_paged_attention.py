@@ -58,14 +58,15 @@ def test_attention_matches_its_oracle(dtype: torch.dtype, tolerance: float, case
     torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_blocks_of_others_and_positions_ahead_are_never_read() -> None:
-    """Poison in everything a sequence may not see changes nothing (infinite, so that any touch would show)."""
+@pytest.mark.parametrize("poison", [1e30, float("inf"), float("nan")])
+def test_blocks_of_others_change_nothing_whatever_they_hold(poison: float) -> None:
+    """And positions ahead in one's own blocks change nothing as long as they are finite, which the pool is made of."""
     torch.manual_seed(1)
     pool = _pool(64, torch.float32)
     table = _scattered(1, 48, 64)[0]
     query = torch.randn(20, HEADS, SIZE)
     clean = _attend(query, pool, [(10, 20, table)])
-    poisoned = torch.full_like(pool, 1e30)
+    poisoned = torch.full_like(pool, poison)
     for block in table[:2]:
         poisoned[block] = pool[block]
     poisoned[table[1], ..., 30 - BLOCK :, :] = 1e30

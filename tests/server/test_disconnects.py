@@ -191,6 +191,23 @@ def test_shutdown_tells_a_running_stream_why(free_port: Callable[[], int], tmp_p
     assert settled["outcome"] == "cancelled"
 
 
+def test_shutdown_answers_a_waiting_request_in_the_protocols_shape(
+    free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    with running_server(free_port(), tmp_path) as server:
+        with server.connect(CHAT, {**chat_body("never"), "stream": False}) as connection:
+            server.wait("never", started=1)
+            server.process.send_signal(signal.SIGTERM)
+            received = read_until(connection, b"shutting down")
+        server.process.wait(timeout=20)
+
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in head.lower()
+    assert b"x-request-id: req_" in head.lower()
+    assert b'{"error":{"message":' in body
+
+
 def test_a_burst_of_streams_is_settled_once_each(server: ScriptedServer) -> None:
     answers: list[httpx.Response] = []
 

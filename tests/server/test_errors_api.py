@@ -61,6 +61,8 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"frequency_penalty": -2.5}, "frequency_penalty"),
         ({"seed": 1 << 63}, "seed"),
         ({"top_k": -2}, "top_k"),
+        ({"top_k": 1 << 64}, "top_k"),
+        ({"min_tokens": 1 << 64}, "min_tokens"),
         ({"min_p": 1.5}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from evenhand_process import EvenhandProcess
@@ -221,6 +222,26 @@ async def test_streamed_text_equals_text_in_one_piece(evenhand_server: EvenhandP
 
 def _counts(usage: CompletionUsage) -> tuple[int, int, int]:
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+
+
+async def test_huge_prompts_are_refused_at_once_and_hold_nobody_up(evenhand_server: EvenhandProcess) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a " * 4_500_000}]}
+    headers = {"authorization": f"Bearer {evenhand_server.key}"}
+    async with httpx.AsyncClient(base_url=evenhand_server.base_url, headers=headers, timeout=60) as client:
+        huge = [asyncio.create_task(client.post("/chat/completions", json=body)) for _ in range(3)]
+        began = time.monotonic()
+        small = await client.post(
+            "/chat/completions",
+            json={"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+        )
+        waited_s = time.monotonic() - began
+        refusals = await asyncio.gather(*huge)
+
+    assert small.status_code == 200
+    assert waited_s < 5
+    assert time.monotonic() - began < 10
+    assert [r.status_code for r in refusals] == [400] * 3
+    assert {r.json()["error"]["code"] for r in refusals} == {"context_length_exceeded"}
 
 
 def test_the_readme_s_example_names_paris(evenhand_server: EvenhandProcess) -> None:

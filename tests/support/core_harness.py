@@ -10,7 +10,7 @@ from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import FinishReason, Output, PathNode, Submit
+from engine.messages import FinishReason, Output, PathNode, RequestClass, Submit
 from engine.sampling_params import SamplingParams
 from engine.sched.policy import Policy
 
@@ -104,6 +104,8 @@ class CoreHarness:
         cache_salt: str = "",
         hold_at_cap: bool = False,
         deadline_ms: int | None = None,
+        path: tuple[PathNode, ...] = PATH,
+        request_class: RequestClass = "interactive",
         **sampling: object,
     ) -> str:
         """Returns the request id. Raises `RequestRejected` as the core does."""
@@ -114,7 +116,8 @@ class CoreHarness:
             request_id=request_id,
             token_ids=list(prompt),
             sampling=SamplingParams(seed=seed, **sampling),
-            path=PATH,
+            path=path,
+            request_class=request_class,
             output_cap=output_cap,
             cache_salt=cache_salt,
             num_choices=num_choices,

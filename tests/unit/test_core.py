@@ -7,6 +7,7 @@ from core_harness import CoreHarness
 from fake_runner import EOS, VOCAB_SIZE
 
 from engine.errors import IntegrityError, RequestRejected
+from engine.messages import PathNode
 
 BOTH_WAYS = pytest.mark.parametrize("plan_ahead", [False, True], ids=["in-turn", "ahead"])
 
@@ -31,6 +32,9 @@ def prompt_of(num_tokens: int, first: int = 1) -> list[int]:
         ("invalid_num_choices", {"prompt": [1], "num_choices": 129}),
         ("invalid_sampling", {"prompt": [1], "temperature": -1.0}),
         ("invalid_sampling", {"prompt": [1], "stop_token_ids": (VOCAB_SIZE,)}),
+        ("invalid_sampling", {"prompt": [1], "stop_token_ids": tuple(range(VOCAB_SIZE)), "min_tokens": 3}),
+        ("invalid_weight", {"prompt": [1], "path": (PathNode("org", 1), PathNode("team", 0))}),
+        ("invalid_weight", {"prompt": [1], "path": (PathNode("org", -5),)}),
     ],
 )
 def test_what_can_never_run_is_refused_and_leaves_nothing(code: str, request_args: dict[str, object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from engine.errors import EngineError, EngineUnavailable, RequestRejected
 from engine.messages import Output, Ready, Timings, TokenLogprobs
+from engine.sampling_params import SamplingParams
 from engine.text.chat_template import ChatTemplate
 from gateway.backends.local import LocalBackend
 from gateway.backends.local_generation import LocalGeneration
@@ -302,6 +304,44 @@ async def test_a_prompt_that_fills_the_window_is_refused(limits: dict[str, int],
         await started(FakeClient(**limits), request(Text("x" * length)))
 
 
+@pytest.mark.parametrize(
+    "prompt", [Text("x" * 9_000_000), Conversation((Message("user", ""),) * 300_000)], ids=["one text", "many messages"]
+)
+async def test_megabytes_that_cannot_fit_are_refused_without_reading_them(prompt: Prompt) -> None:
+    began = time.perf_counter()
+
+    with pytest.raises(ContextLengthExceeded, match="maximum context length is 50 tokens"):
+        await started(FakeClient(max_model_len=50), request(prompt))
+
+    assert time.perf_counter() - began < 2
+
+
+async def test_every_sampling_field_reaches_the_engine() -> None:
+    wanted = Sampling(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.4,
+        logit_bias={5: 1.0},
+        seed=7,
+        num_logprobs=2,
+        stop_token_ids=(3,),
+        min_tokens=2,
+        ignore_eos=True,
+    )
+    client = FakeClient(FakeStream(), max_model_len=50)
+    await started(client, request(Text("hello"), sampling=wanted))
+
+    sent = client.submits[0]["sampling"]
+    names = SamplingParams.__struct_fields__
+
+    assert {name: getattr(sent, name) for name in names} == {name: getattr(wanted, name) for name in names}
+    assert all(getattr(wanted, name) != getattr(Sampling(), name) for name in names), "a default would prove nothing"
+
+
 async def test_a_prompt_that_leaves_one_token_runs() -> None:
     client = FakeClient(FakeStream(), max_model_len=50)
     await started(client, request(Text("x" * 49)))
@@ -444,6 +484,16 @@ async def test_prompts_are_requests_of_their_own_with_choices_numbered_through()
     assert generation.usage.completion_tokens == 16
     assert generation.usage.cached_tokens == 0 + 1
     assert generation.ended
+
+
+async def test_a_stopped_prompt_is_aborted_while_its_siblings_run() -> None:
+    streams = FakeStream(), FakeStream()
+    generation = await started(FakeClient(*streams), request(Text("a"), Text("b"), stop=("!",)))
+    streams[0].feed(tokens("hey!"))
+    await generation.__anext__()
+
+    assert streams[0].num_aborts == 1
+    assert streams[1].num_aborts == 0
 
 
 async def test_one_lost_prompt_fails_the_request() -> None:

@@ -1,6 +1,7 @@
 """The sampler: each row's token depends on its own logits, parameters and random key only."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -120,7 +121,8 @@ def test_a_tiny_temperature_is_greedy_and_never_fails() -> None:
     torch.manual_seed(3)
     logits = torch.randn(1000) * 30
 
-    assert sample_one(logits, row(temperature=1e-6)) == int(logits.argmax())
+    for temperature in (1e-6, 1e-45, 1e-46, 5e-324):
+        assert sample_one(logits, row(temperature=temperature)) == int(logits.argmax())
 
 
 def test_penalties_match_their_formulas() -> None:
@@ -133,6 +135,18 @@ def test_penalties_match_their_formulas() -> None:
     assert sample_one(logits, row(prompt=(5,), presence_penalty=0.6)) == 5, "presence counts the output only"
     assert sample_one(logits, row(prompt=(5,), repetition_penalty=1.1)) == 6, "repetition counts the prompt too"
     assert sample_one(-logits - 1, row(prompt=tuple(range(8, 1000)), repetition_penalty=9.0)) in range(8)
+
+
+def test_bias_and_forbidden_tokens_cost_no_time_per_token() -> None:
+    """All ids at once: a loop over them would hold up everybody in the step."""
+    everything = dict.fromkeys(range(49152), 0.5)
+    state = row(vocab=49152, logit_bias=everything, min_tokens=5, stop_token_ids=tuple(range(49000)))
+    logits = torch.zeros(49152)
+    logits[49100] = 1.0
+    began = time.perf_counter()
+
+    assert sample_one(logits, state) == 49100
+    assert time.perf_counter() - began < 0.2
 
 
 def test_logit_bias_forbids_and_forces() -> None:

@@ -108,11 +108,11 @@ def _request(
         logit_bias=_logit_bias(wire.logit_bias) if wire.logit_bias else {},
         num_logprobs=num_logprobs,
         seed=_int("seed", wire.seed, -_SEED_LIMIT, _SEED_LIMIT - 1),
-        top_k=max(_int("top_k", wire.top_k, -1) or 0, 0),
+        top_k=max(_int("top_k", wire.top_k, -1, _SEED_LIMIT - 1) or 0, 0),
         min_p=_float("min_p", wire.min_p, 0.0, 1.0, default=0.0),
         repetition_penalty=_float("repetition_penalty", wire.repetition_penalty, 0.01, 100.0, default=1.0),
-        stop_token_ids=tuple(wire.stop_token_ids or ()),
-        min_tokens=_int("min_tokens", wire.min_tokens, 0) or 0,
+        stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
+        min_tokens=_int("min_tokens", wire.min_tokens, 0, _SEED_LIMIT - 1) or 0,
         ignore_eos=bool(wire.ignore_eos),
     )
     if max_tokens is not None and sampling.min_tokens > max_tokens:
@@ -156,6 +156,8 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
         return (Text(prompt),)
     if prompt and all(isinstance(item, int) for item in prompt):
         return (TokenIds(tuple(prompt)),)  # type: ignore[arg-type]
+    if len(prompt) > MAX_ANSWERS:
+        raise InvalidRequest(f"Too many prompts in one request: {MAX_ANSWERS} at most.", param="prompt")
     prompts: list[Prompt] = []
     for i, item in enumerate(prompt):
         if isinstance(item, str):
