@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -83,7 +84,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestPoolMachine.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)
 
 
 def test_check_finds_a_reference_that_nobody_holds() -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from chaos_policy import ChaosPolicy
 from core_harness import CoreHarness
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -136,7 +137,7 @@ def steps_bound(harness: CoreHarness) -> int:
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
@@ -157,11 +158,11 @@ class ChaosMachine(CoreMachine):
 
 TestChaos = ChaosMachine.TestCase
 TestChaos.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(100), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(configuration=configurations, batch=st.lists(st.tuples(requests, st.integers(0, 6)), max_size=12))
 def test_the_same_events_lead_to_the_same_plans_byte_for_byte(
     configuration: dict[str, object], batch: list[tuple[dict[str, object], int]]
@@ -174,7 +175,7 @@ def test_the_same_events_lead_to_the_same_plans_byte_for_byte(
     assert run() == run()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(configuration=configurations, batch=st.lists(st.tuples(requests, st.integers(0, 6)), max_size=12))
 def test_planning_ahead_changes_no_token_and_no_ending(
     configuration: dict[str, object], batch: list[tuple[dict[str, object], int]]

@@ -224,6 +224,48 @@ def _counts(usage: CompletionUsage) -> tuple[int, int, int]:
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
 
 
+def test_sampling_parameters_reach_the_model(client: openai.OpenAI) -> None:
+    def ask(**parameters: object) -> openai.types.chat.chat_completion.Choice:
+        return client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+            max_tokens=24,
+            **parameters,  # type: ignore[arg-type]
+        ).choices[0]
+
+    plain = ask()
+    assert "Paris" in (plain.message.content or "")
+    assert plain.finish_reason == "stop"
+
+    assert "Paris" not in (ask(extra_body={"stop": [" Paris"]}).message.content or "")
+    assert ask(extra_body={"min_tokens": 24}).finish_reason == "length"
+    assert ask(extra_body={"ignore_eos": True}).finish_reason == "length"
+    assert ask(extra_body={"stop_token_ids": list(range(300, 49152))}).message.content == ""
+    assert ask(extra_body={"logit_bias": {str(i): -100 for i in range(300, 49152)}}).message.content != (
+        plain.message.content
+    )
+    assert ask(extra_body={"repetition_penalty": 5.0, "min_tokens": 24}).message.content != (
+        ask(extra_body={"min_tokens": 24}).message.content
+    )
+
+
+def test_a_passed_deadline_ends_a_request(client: openai.OpenAI) -> None:
+    began = time.monotonic()
+
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Tell me a very long story."}],
+            max_tokens=4000,
+            extra_body={"ignore_eos": True},
+            extra_headers={"x-evenhand-deadline-ms": "400"},
+        )
+
+    assert time.monotonic() - began < 3
+    assert (raised.value.status_code, raised.value.code) == (408, "deadline_exceeded")
+
+
 async def test_huge_prompts_are_refused_at_once_and_hold_nobody_up(evenhand_server: EvenhandProcess) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "a " * 4_500_000}]}
     headers = {"authorization": f"Bearer {evenhand_server.key}"}
@@ -259,7 +301,7 @@ def test_the_readme_s_example_names_paris(evenhand_server: EvenhandProcess) -> N
 
 
 def test_the_printed_curl_line_works_as_it_stands(evenhand_server: EvenhandProcess) -> None:
-    [command] = re.findall(r"Try it:\n(  curl (?:.*\\\n)*.*)", evenhand_server.stderr)
+    command, *_ = re.findall(r"Try it:\n(  curl (?:.*\\\n)*.*)", evenhand_server.stderr)
 
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60).stdout
 

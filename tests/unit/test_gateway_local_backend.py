@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from byte_text import EOS, VOCAB_SIZE, byte_assets, ids_of
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -229,7 +230,7 @@ TEXTS = [
 STOPS = [(), ("\u200d",), ("fam", "ily"), ("\u5b57\u304b",), ("\u0301 ",), ("n",), ("nowhere",)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.sampled_from(TEXTS), st.sampled_from(STOPS), st.lists(st.integers(1, 4), max_size=40), st.booleans())
 def test_no_cut_changes_an_answer(text: str, stops: tuple[str, ...], cuts: list[int], ends_itself: bool) -> None:
     """The same tokens in one output, and in outputs of any size: same text, tokens, reason and log probabilities."""
