@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 
-from engine_kit import ENGINE_ID, EngineThread, RawClient, card, raw_client, submit, until
+from engine_kit import ENGINE_ID, FOREVER, EngineThread, card, collect, raw_client, submit, until
 from scripted_core import ScriptedCore
 
 from engine.carriers.zeromq_server import ZeroMQServer
 from engine.messages import (
     Abort,
-    CollectFinals,
-    FinalCounts,
-    Finals,
     Outputs,
     Ping,
     Refused,
@@ -21,17 +18,6 @@ from engine.messages import (
     StatsQuery,
     encode,
 )
-
-FOREVER = 1 << 40
-
-
-def collect(client: RawClient, *acknowledge: str) -> dict[str, FinalCounts]:
-    """Final counts that the engine keeps for this client; outputs that come in between are skipped."""
-    client.send(CollectFinals(ENGINE_ID, acknowledge))
-    while True:
-        message = client.receive()
-        if isinstance(message, Finals):
-            return {final.request_id: final for final in message.finals}
 
 
 def test_a_vanished_client_of_a_streaming_request_is_noticed_at_once(

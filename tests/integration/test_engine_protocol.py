@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from engine_kit import ENGINE_ID, EngineThread, RawClient, raw_client, submit
+from engine_kit import ENGINE_ID, FOREVER, EngineThread, RawClient, collect, raw_client, submit
 from scripted_core import ScriptedCore
 
 from engine.messages import (
     Abort,
     ChargeExternal,
-    CollectFinals,
-    FinalCounts,
-    Finals,
     Hello,
     Outputs,
     Ping,
@@ -24,18 +21,6 @@ from engine.messages import (
     StatsQuery,
     encode,
 )
-
-FOREVER = 1 << 40
-
-
-def collect(client: RawClient, *acknowledge: str) -> dict[str, FinalCounts]:
-    """Final counts that the engine keeps for this client; outputs that come in between are skipped."""
-    client.send(CollectFinals(ENGINE_ID, acknowledge))
-    while True:
-        message = client.receive()
-        if isinstance(message, Finals):
-            return {final.request_id: final for final in message.finals}
-
 
 # --- every message ----------------------------------------------------------------------------------------------------
 

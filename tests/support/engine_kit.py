@@ -24,6 +24,9 @@ from engine.carriers.curve import CurveKeys
 from engine.carriers.port import ServerCarrier
 from engine.carriers.zeromq_server import ZeroMQServer
 from engine.messages import (
+    CollectFinals,
+    FinalCounts,
+    Finals,
     FromEngine,
     Hello,
     Output,
@@ -42,10 +45,20 @@ from engine.sampling_params import SamplingParams
 from engine.server import Core, EngineServer
 
 ENGINE_ID = "engine-0"
+FOREVER = 1 << 40
 MODEL = "scripted"
 PATH = (PathNode("org"), PathNode("team", 3), PathNode("key"))
 
 M = TypeVar("M", bound=FromEngine)
+
+
+def collect(client: RawClient, *acknowledge: str) -> dict[str, FinalCounts]:
+    """Final counts that the engine keeps for this client; outputs that come in between are skipped."""
+    client.send(CollectFinals(ENGINE_ID, acknowledge))
+    while True:
+        message = client.receive()
+        if isinstance(message, Finals):
+            return {final.request_id: final for final in message.finals}
 
 
 def card(engine_id: str = ENGINE_ID, model: str = MODEL) -> Ready:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -134,7 +133,6 @@ async def test_a_port_that_cannot_be_listened_on_is_an_error(free_port: Callable
             await serve_http(Application(), ServerSettings(port=port), "127.0.0.1", Shutdown())
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with the openssl command")
 async def test_tls_is_served_and_readiness_is_seen_through_it(free_port: Callable[[], int], tmp_path: Path) -> None:
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     make = await asyncio.create_subprocess_exec(
