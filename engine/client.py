@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from engine.errors import EngineUnavailable, RequestRejected
 from engine.link import EngineLink
@@ -26,6 +26,17 @@ from engine.sampling_params import SamplingParams
 from engine.stream import OutputStream
 
 logger = logging.getLogger(__name__)
+
+
+class CollectedFinals(NamedTuple):
+    """Final counts of one client, from all engines.
+
+    Attributes:
+        is_complete: every engine has answered, and none will have more of this client (`engine.messages.Finals`).
+    """
+
+    counts: Sequence[FinalCounts]
+    is_complete: bool
 
 
 class EngineClient:
@@ -131,18 +142,23 @@ class EngineClient:
         """Tell one engine, if it is up, of work that another one did for a node."""
         self._tell(self._links[engine_id], ChargeExternal(engine_id, node_id, cost_us))
 
-    async def collect_finals(self, acknowledge: Sequence[str] = ()) -> list[FinalCounts]:
-        """Final counts that engines keep for this client_id, at most a page of each engine that is up.
+    async def collect_finals(self, acknowledge: Sequence[str] = (), *, client_id: str = "") -> CollectedFinals:
+        """Final counts that engines keep for this client, or for the one that is named: a page of each that is up.
 
         They are the same again until `acknowledge` names them, so: settle, acknowledge, and call until it is empty.
-        They may name requests whose end this client has seen.
+        They may name requests whose end that client has seen.
         """
         collected: list[FinalCounts] = []
+        is_complete = True
         for link in self._links.values():
-            # An engine that is down has nothing to tell, or tells it when it is asked again.
-            with contextlib.suppress(EngineUnavailable):
-                collected.extend(await link.collect_finals(acknowledge))
-        return collected
+            try:
+                answer = await link.collect_finals(acknowledge, client_id)
+            except EngineUnavailable:  # it has nothing to tell, or tells it when it is asked again
+                is_complete = False
+                continue
+            collected.extend(answer.finals)
+            is_complete = is_complete and answer.is_complete
+        return CollectedFinals(collected, is_complete)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

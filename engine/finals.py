@@ -45,6 +45,9 @@ class FinalStore:
         """The oldest `size` entries of a client; they stay until acknowledged."""
         return tuple(itertools.islice(self._clients.get(client_id, {}).values(), size))
 
+    def num_kept(self, client_id: str) -> int:
+        return len(self._clients.get(client_id, ()))
+
     def _forget(self, client_id: str, request_id: str) -> None:
         mine = self._clients.get(client_id, {})
         if mine.pop(request_id, None) is not None:

@@ -23,7 +23,6 @@ from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
     CollectFinals,
-    FinalCounts,
     Finals,
     FromEngine,
     Hello,
@@ -94,7 +93,7 @@ class EngineLink:
         self._streams: dict[str, OutputStream] = {}
         self._query_ids = itertools.count(1)
         self._stats: dict[int, asyncio.Future[Stats]] = {}
-        self._finals: deque[asyncio.Future[tuple[FinalCounts, ...]]] = deque()
+        self._finals: deque[asyncio.Future[Finals]] = deque()
 
     @property
     def is_up(self) -> bool:
@@ -164,10 +163,10 @@ class EngineLink:
         finally:
             self._stats.pop(query_id, None)
 
-    async def collect_finals(self, acknowledge: Sequence[str]) -> tuple[FinalCounts, ...]:
-        """Raises `EngineUnavailable` when the link is down or goes down."""
-        self.send(CollectFinals(self.engine_id, tuple(acknowledge)))
-        answer: asyncio.Future[tuple[FinalCounts, ...]] = asyncio.get_running_loop().create_future()
+    async def collect_finals(self, acknowledge: Sequence[str], client_id: str = "") -> Finals:
+        """Of this client, or of the one that is named. Raises `EngineUnavailable` when the link is or goes down."""
+        self.send(CollectFinals(self.engine_id, tuple(acknowledge), client_id))
+        answer: asyncio.Future[Finals] = asyncio.get_running_loop().create_future()
         self._finals.append(answer)
         return await answer
 
@@ -231,8 +230,8 @@ class EngineLink:
                 self._come_up(message)
             case Stats(query_id=query_id):
                 _resolve(self._stats.pop(query_id, None), message)
-            case Finals(finals=finals):
-                _resolve(self._finals.popleft() if self._finals else None, finals)
+            case Finals():
+                _resolve(self._finals.popleft() if self._finals else None, message)
             case Refused(reason=reason):
                 raise EngineUnavailable(f"it refuses this gateway: {reason}")
             case Pong():

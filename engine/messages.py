@@ -105,10 +105,15 @@ class StatsQuery(msgspec.Struct, frozen=True, tag="stats"):
 
 
 class CollectFinals(msgspec.Struct, frozen=True, tag="collect_finals"):
-    """Ask for the final counts of requests whose gateway vanished; the engine forgets what `acknowledge` names."""
+    """Ask for the final counts of requests whose gateway vanished; the engine forgets what `acknowledge` names.
+
+    Attributes:
+        client_id: whose; empty is the asking client's own. Who settles for a gateway that died asks for that one's.
+    """
 
     engine_id: str
     acknowledge: tuple[str, ...] = ()
+    client_id: str = ""
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -156,12 +161,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request's time went, in microseconds; the parts sum to the time from arrival to finish."""
+    """Where a request's time went, in microseconds; all but the last sum to the time from arrival to finish.
+
+    Attributes:
+        engine_us: its share of the time of the steps it took part in, by tokens.
+    """
 
     queue_us: int = 0
     prefill_us: int = 0
     decode_us: int = 0
     preempted_us: int = 0
+    engine_us: int = 0
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
@@ -213,7 +223,12 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats_reply", kw_only=True):
-    """A snapshot of the engine; counters are totals since it started."""
+    """A snapshot of the engine; counters are totals since it started.
+
+    Attributes:
+        busy_us: time of all steps.
+        unshared_us: the part of it that was spent on requests which had ended, and that is in nobody's `engine_us`.
+    """
 
     engine_id: str
     query_id: int = 0
@@ -229,10 +244,15 @@ class Stats(msgspec.Struct, frozen=True, tag="stats_reply", kw_only=True):
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     busy_us: int = 0
+    unshared_us: int = 0
 
 
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request had used when its gateway vanished, kept until collected."""
+    """What a request had used when its gateway vanished, kept until collected.
+
+    Attributes:
+        timings: the longest of its choices in each part, and the sum of their `engine_us`.
+    """
 
     request_id: str
     num_prompt_tokens: int
@@ -240,11 +260,20 @@ class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     num_computed_tokens: int
     num_output_tokens: int
     finish: FinishReason
+    timings: Timings = Timings()
 
 
 class Finals(msgspec.Struct, frozen=True, tag="finals"):
+    """The oldest final counts kept for a client.
+
+    Attributes:
+        is_complete: the client is not connected and none of its requests runs here, and nothing else is kept for it: a
+            request that is not among these never will be. False may also come from an engine that cannot tell.
+    """
+
     engine_id: str
     finals: tuple[FinalCounts, ...]
+    is_complete: bool = False
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):

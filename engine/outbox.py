@@ -72,6 +72,12 @@ class Outbox:
     def is_flying(self, request_id: str) -> bool:
         return request_id in self._flights
 
+    def may_owe_finals(self, client_id: str) -> bool:
+        """The client is connected, or requests of it have not ended: there may be more final counts of it later."""
+        return client_id in self._clients or any(
+            flight.session.client_id == client_id for flight in self._flights.values()
+        )
+
     def welcome(self, client_id: str, peer: bytes, now_s: float) -> Session:
         """The client's session on this connection; an earlier connection of the same client is lost by it."""
         session = self._clients.get(client_id)

@@ -63,6 +63,7 @@ class Request:
         is_announced: the runner has been told of this row (`NewRow`).
         num_blocks_sent: leading blocks of the table that the runner has been told.
         prefix: what the last lookup in the prefix cache found, while it waits.
+        engine_us: its share of the time of the applied steps that it took part in.
     """
 
     request_id: str
@@ -95,6 +96,7 @@ class Request:
     num_blocks_sent: int = 0
     prefix: list[CachedBlock] = field(default_factory=list)
 
+    engine_us: int = 0
     phase: Phase = Phase.QUEUE
     phase_since_us: int = field(init=False)
     phase_us: list[int] = field(default_factory=lambda: [0] * len(Phase))
@@ -155,7 +157,7 @@ class Request:
             held_at_cap=held_at_cap,
             finish=finish,
             stop_token_id=token_ids[-1] if finish == "stop" else None,
-            timings=Timings(**{f"{p.name.lower()}_us": self.phase_us[p] for p in Phase})
+            timings=Timings(**{f"{p.name.lower()}_us": self.phase_us[p] for p in Phase}, engine_us=self.engine_us)
             if finish is not None
             else None,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -221,11 +221,8 @@ class EngineServer:
                 self._outbox.reply(
                     session, msgspec.structs.replace(stats, engine_id=self._card.engine_id, query_id=query_id)
                 )
-            case CollectFinals(acknowledge=acknowledge):
-                finals = self._outbox.finals
-                finals.acknowledge(session.client_id, acknowledge)
-                page = finals.page(session.client_id, FINALS_PER_MESSAGE)
-                self._outbox.reply(session, Finals(self._card.engine_id, page))
+            case CollectFinals(acknowledge=acknowledge, client_id=client_id):
+                self._on_collect(session, client_id or session.client_id, acknowledge)
             case Ping(num_received=num_received):
                 session.has_read(num_received)
                 self._outbox.reply(session, Pong(self._card.engine_id))
@@ -238,6 +235,13 @@ class EngineServer:
         session = self._outbox.welcome(hello.client_id, peer, self._clock())
         session.heard_s = self._clock()
         self._outbox.reply(session, self._card)
+
+    def _on_collect(self, session: Session, client_id: str, acknowledge: Sequence[str]) -> None:
+        finals = self._outbox.finals
+        finals.acknowledge(client_id, acknowledge)
+        page = finals.page(client_id, FINALS_PER_MESSAGE)
+        is_complete = len(page) == finals.num_kept(client_id) and not self._outbox.may_owe_finals(client_id)
+        self._outbox.reply(session, Finals(self._card.engine_id, page, is_complete))
 
     def _on_submit(self, session: Session, submit: Submit) -> None:
         try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from engine.messages import FinalCounts, FinishReason, Output, Submit
+from engine.messages import FinalCounts, FinishReason, Output, Submit, Timings
 
 
 class Flight:
@@ -56,7 +56,7 @@ class Flight:
                 )
 
     def final_counts(self) -> FinalCounts:
-        """Over all choices: computed and output tokens added up, the cache hit of the first choice."""
+        """Over all choices: tokens and engine time added up, the cache hit of the first choice."""
         known = [last for last in self._last if last is not None]
         finish: FinishReason = next((last.finish for last in reversed(known) if last.finish is not None), "abort")
         return FinalCounts(
@@ -66,7 +66,19 @@ class Flight:
             num_computed_tokens=sum(last.num_computed_tokens for last in known),
             num_output_tokens=sum(last.num_delivered_tokens for last in known),
             finish=finish,
+            timings=_over_choices([last.timings for last in known if last.timings is not None]),
         )
+
+
+def _over_choices(timings: Sequence[Timings]) -> Timings:
+    """Choices run beside each other: the longest of each part, and all of their engine time."""
+    return Timings(
+        queue_us=max((each.queue_us for each in timings), default=0),
+        prefill_us=max((each.prefill_us for each in timings), default=0),
+        decode_us=max((each.decode_us for each in timings), default=0),
+        preempted_us=max((each.preempted_us for each in timings), default=0),
+        engine_us=sum(each.engine_us for each in timings),
+    )
 
 
 class Session:

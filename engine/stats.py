@@ -17,6 +17,7 @@ class Counters:
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     busy_us: int = 0
+    unshared_us: int = 0
 
     def count_computed(self, start: int, end: int, *, num_prompt_tokens: int, high_water: int) -> None:
         """Positions start .. end - 1 were computed for a request that had been up to high_water before."""

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
-from litestar import Litestar, Router
+from litestar import Controller, Litestar, Router
 from litestar.di import Provide
 
+from gateway.backends.local_finals import LocalFinals
 from gateway.backends.local_pool import open_local_backend
-from gateway.bootstrap_key import load_or_create_key
-from gateway.services.authenticate import Authenticator, SingleKeyStore
-from gateway.services.catalog import Catalog
+from gateway.clock import SystemClock
+from gateway.journal.folder import new_writer_id
+from gateway.pepper_file import load_peppers
+from gateway.services.admin_tokens import AdminAuthenticator
+from gateway.services.administration import Administration
+from gateway.services.audit import SYSTEM, Actor
+from gateway.services.authenticate import Authenticator
+from gateway.services.bookkeeping import Bookkeeping
+from gateway.services.catalog import Catalog, FixedListing, Listings
+from gateway.services.directory import Directory
 from gateway.services.inference import Inference
-from gateway.services.ports import Backend, Clock, KeyStore, Readiness
+from gateway.services.metering import MeteringRecorder, Recorders
+from gateway.services.ports import Backend, Clock, Readiness
+from gateway.services.usage import UsageReports
 from gateway.settings import ServerSettings, Settings
+from gateway.shutdown import Shutdown
+from gateway.storage.opening import open_database, open_feed
+from gateway.storage.schema import migrate
 from gateway.telemetry.logging import configure_logging
-from gateway.telemetry.metrics import GatewayMetrics, metrics_server
+from gateway.telemetry.metrics import EngineLoad, GatewayMetrics, metrics_server
 from gateway.telemetry.recorder import TelemetryRecorder
+from gateway.web.admin.router import admin_router
 from gateway.web.auth import Authentication
 from gateway.web.errors import ErrorResponses
 from gateway.web.inference import InferenceHttp
@@ -26,80 +39,131 @@ from gateway.web.middleware import RequestContext
 from gateway.web.openai.chat import ChatController
 from gateway.web.openai.completions import CompletionsController
 from gateway.web.openai.models import ModelsController
+from gateway.web.openai.usage import UsageController
 from gateway.web.ops import health, ready
 
 Resource = Callable[[Litestar], AbstractAsyncContextManager[None]]
 
 
-class SystemClock:
-    """Implements `gateway.services.ports.Clock`."""
-
-    def time(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-
-def create_app(settings: Settings, *, is_draining: Callable[[], bool] = lambda: False) -> Litestar:
+def create_app(settings: Settings, *, shutdown: Shutdown | None = None, serve_metrics: bool = True) -> Litestar:
     """The application of one gateway worker.
 
-    Its lifespan connects to the engine and serves the metrics port.
+    Its lifespan brings the database up to date, connects to the engine, keeps the books, and serves the metrics port.
 
     Args:
-        is_draining: when it says yes, ``/ready`` says no.
+        shutdown: how far the process is on its way out; None never leaves.
+        serve_metrics: not if they are shared with other workers, and another process serves them.
 
     Raises:
-        KeyFileError, ModelLoadError, ConfigError: what is set up cannot work.
+        PepperError, UnusableDatabase, JournalError, ModelLoadError, ConfigError: what is set up cannot work.
     """
     configure_logging(settings.log.level)
-    key, _ = load_or_create_key(settings.home)
-    backend, connection = open_local_backend(settings)
+    clock = SystemClock()
+    peppers = load_peppers(settings)
+    database = open_database(settings)
+    feed = open_feed(settings)
+    directory = Directory(database, feed, clock)
+    writer_id = new_writer_id()
+    pool = open_local_backend(settings, client_id=writer_id)
+    books = Bookkeeping(settings.home, database, LocalFinals(pool.client), clock, writer_id=writer_id)
+    administration = Administration.over(database, feed, peppers, clock)
+
+    @asynccontextmanager
+    async def hub(_: Litestar) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(database.close)
+            if feed is not None:
+                stack.push_async_callback(feed.close)
+            await migrate(database)
+            await administration.catalog.enter_models(Actor(SYSTEM), [pool.model])
+            await stack.enter_async_context(directory.running())
+            await stack.enter_async_context(pool.connection())
+            await stack.enter_async_context(books.running())
+            yield
+
     return build(
-        backend=backend,
-        keys=SingleKeyStore.for_key(key),
+        backend=pool.backend,
+        authenticator=Authenticator(directory, peppers, clock),
+        listings=directory,
+        books=books.recorder,
+        usage=UsageReports(database, clock),
+        admin=admin_router(
+            administration,
+            AdminAuthenticator(database, peppers, clock),
+            clock,
+            body_timeout_s=settings.server.body_timeout_s,
+        ),
+        storage_readiness=directory.readiness,
         server=settings.server,
-        is_draining=is_draining,
-        lifespan=[connection],
-        serve_metrics=True,
+        clock=clock,
+        shutdown=shutdown,
+        lifespan=[hub],
+        load=pool.load,
+        serve_metrics=serve_metrics,
     )
 
 
 def build(
     *,
     backend: Backend,
-    keys: KeyStore,
+    authenticator: Authenticator,
     server: ServerSettings,
+    listings: Listings | None = None,
+    books: MeteringRecorder | None = None,
+    usage: UsageReports | None = None,
+    admin: Router | None = None,
+    storage_readiness: Callable[[], Readiness] | None = None,
     clock: Clock | None = None,
-    is_draining: Callable[[], bool] = lambda: False,
+    shutdown: Shutdown | None = None,
     lifespan: Sequence[Resource] = (),
+    load: Callable[[], Awaitable[EngineLoad | None]] | None = None,
     serve_metrics: bool = False,
 ) -> Litestar:
     """The application over any implementation of its ports.
 
     Args:
+        listings: the catalogue; None has no aliases.
+        books: keeps the ledger; None keeps none. Without `usage` and `admin` their routes are not there.
+        shutdown: how far the process is on its way out; None never leaves.
         lifespan: resources to hold while it runs, in order.
+        load: asks the engine how busy it is, for the metrics.
     """
+    leaving = shutdown or Shutdown()
 
     def readiness() -> Readiness:
-        return Readiness(False, "the server is shutting down") if is_draining() else backend.readiness()
+        if leaving.is_draining:
+            return Readiness(False, "the server is shutting down")
+        if storage_readiness is not None and not (storage := storage_readiness()).is_ready:
+            return storage
+        return backend.readiness()
 
-    metrics = GatewayMetrics(lambda: backend.readiness().is_ready)
+    metrics = GatewayMetrics(lambda: backend.readiness().is_ready, max_teams=server.metrics_teams)
+    errors = ErrorResponses(metrics)
+    catalog = Catalog(backend, listings or FixedListing())
+    telemetry = TelemetryRecorder(metrics)
+    recorder = telemetry if books is None else Recorders(books, telemetry)
     inference = InferenceHttp(
-        Inference(backend, clock or SystemClock(), TelemetryRecorder(metrics)),
+        Inference(backend, catalog, clock or SystemClock(), recorder),
         max_body_bytes=server.max_body_bytes,
+        body_timeout_s=server.body_timeout_s,
         heartbeat_s=server.heartbeat_s,
     )
-    catalog = Catalog(backend)
-    controllers = [ChatController, CompletionsController, ModelsController]
-    authentication = Authentication(Authenticator(keys))
+    controllers: list[type[Controller]] = [ChatController, CompletionsController, ModelsController]
+    if usage is not None:
+        controllers.append(UsageController)
+    authentication = Authentication(authenticator)
 
     @asynccontextmanager
     async def metrics_port(_: Litestar) -> AsyncIterator[None]:
         with metrics_server(server.metrics_port, metrics.registry):
             yield
 
-    resources: list[Resource] = [*lifespan]
+    @asynccontextmanager
+    async def engine_metrics(_: Litestar) -> AsyncIterator[None]:
+        async with metrics.kept_fresh(load):
+            yield
+
+    resources: list[Resource] = [*lifespan, engine_metrics]
     if serve_metrics:
         resources.append(metrics_port)
     app = Litestar(
@@ -108,17 +172,19 @@ def build(
             ready,
             # Users configure both kinds of base URL, with the version and without.
             *(Router(path, route_handlers=controllers, middleware=[authentication]) for path in ("/v1", "/")),
+            *([] if admin is None else [admin]),
         ],
         dependencies={
             "inference": Provide(lambda: inference, sync_to_thread=False),
             "catalog": Provide(lambda: catalog, sync_to_thread=False),
             "readiness": Provide(readiness, sync_to_thread=False),
+            "usage": Provide(lambda: usage, sync_to_thread=False),
         },
-        exception_handlers={Exception: ErrorResponses(metrics)},
+        exception_handlers={Exception: errors},
         lifespan=resources,
         openapi_config=None,
         logging_config=None,  # ours is set up already; the framework's would log requests and responses
         request_max_body_size=None,  # `read_body` has the limit, and answers in our shape
     )
-    app.asgi_handler = RequestContext(app.asgi_handler, metrics.in_flight)
+    app.asgi_handler = RequestContext(app.asgi_handler, metrics.in_flight, errors, server, leaving)
     return app

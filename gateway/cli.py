@@ -12,12 +12,15 @@ from typing import Annotated
 
 import typer
 
+from gateway.commands.audit import audit_app
+from gateway.commands.catalog import alias_app, model_app
+from gateway.commands.keys import admin_token_app, key_app
+from gateway.commands.options import Config
+from gateway.commands.tenancy import org_app, team_app
+from gateway.errors import EvenhandError
 from gateway.settings_sources import SettingsError, load_settings
 from gateway.supervisor import CONFIG_EXIT
 
-Config = Annotated[
-    Path | None, typer.Option("--config", help="Settings file; else EVENHAND_CONFIG, ./evenhand.toml or the home's.")
-]
 SupervisorPipe = Annotated[int | None, typer.Option("--supervisor-fd", hidden=True)]
 
 app = typer.Typer(
@@ -28,10 +31,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 config_app = typer.Typer(help="Settings: what is in force, and what there is.", no_args_is_help=True)
-model_app = typer.Typer(help="Model files.", no_args_is_help=True)
+ledger_app = typer.Typer(help="The usage ledger.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measurements.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
+app.add_typer(org_app, name="org")
+app.add_typer(team_app, name="team")
+app.add_typer(key_app, name="key")
+app.add_typer(admin_token_app, name="admin-token")
 app.add_typer(model_app, name="model")
+app.add_typer(alias_app, name="alias")
+app.add_typer(audit_app, name="audit")
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
 
 
@@ -77,6 +87,25 @@ def doctor(config: Config = None) -> None:
 
 
 @app.command()
+def migrate(
+    revision: Annotated[str, typer.Argument(help="Where to: a revision, or head for the newest.")] = "head",
+    config: Config = None,
+) -> None:
+    """Bring the database's tables to a revision. Every start brings them to the newest."""
+    from gateway.commands import migrate as command
+
+    raise typer.Exit(command.run(load_settings(config).settings, revision))
+
+
+@app.command("curve-keys")
+def curve_keys() -> None:
+    """Make a pair of CURVE keys, for an engine and gateways on different machines."""
+    from gateway.commands import curve as command
+
+    raise typer.Exit(command.run())
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from gateway import __version__
@@ -115,6 +144,14 @@ def fetch(
     typer.echo(path)
 
 
+@ledger_app.command("verify")
+def verify_ledger(config: Config = None) -> None:
+    """Check that the ledger adds up; a line for each mismatch, and exit code 1 if there is one."""
+    from gateway.commands import ledger as command
+
+    raise typer.Exit(command.verify(load_settings(config).settings))
+
+
 @bench_app.command()
 def batching(
     config: Config = None,
@@ -135,16 +172,26 @@ def batching(
 
 def main() -> None:
     """Entry point: errors made by people end in one line and an exit code, not in a traceback."""
-    from engine.errors import EngineError
-    from gateway.bootstrap_key import KeyFileError
-    from gateway.ports import PortError
-
     try:
         app()
-    except (SettingsError, EngineError) as e:
-        _fail(e, CONFIG_EXIT)
-    except (PortError, KeyFileError) as e:
-        _fail(e, 1)
+    except Exception as e:
+        code = _exit_code(e)
+        if code is None:
+            raise
+        _fail(e, code)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """For what people can put right; None for a bug of ours."""
+    # Here, since importing these takes longer than most commands.
+    from engine.errors import EngineError
+    from gateway.pepper_file import PepperError
+    from gateway.ports import PortError
+    from gateway.storage.errors import UnusableDatabase
+
+    if isinstance(error, SettingsError | EngineError | PepperError | UnusableDatabase):
+        return CONFIG_EXIT
+    return 1 if isinstance(error, PortError | EvenhandError) else None
 
 
 def _fail(error: Exception, code: int) -> None:

@@ -4,14 +4,20 @@
     ├── InvalidRequest                 400
     │   └── ContextLengthExceeded      400  context_length_exceeded
     ├── InvalidKey                     401  invalid_api_key
+    ├── NotAllowed                     403  (why: team_disabled, organization_disabled, endpoint_not_allowed, …)
     ├── NotFound                       404
     │   └── ModelNotFound              404  model_not_found
     ├── MethodNotAllowed               405  method_not_allowed
     ├── DeadlineExceeded               408  deadline_exceeded
+    ├── SlowRequest                    408  request_timeout
+    ├── Conflict                       409  conflict
     ├── BodyTooLarge                   413  request_too_large
+    ├── QueueFull                      429  queue_full (with retry-after)
+    ├── HeadersTooLarge                431  headers_too_large
     ├── InternalError                  500  internal_error
     └── Unavailable                    503  (with retry-after)
-        └── EngineDown                 503  engine_unavailable
+        ├── EngineDown                 503  engine_unavailable
+        └── StorageDown                503  storage_unavailable
 
 `ClientGone` stands outside: nobody is left to be told. Raised near the cause, mapped to a wire shape once, in
 ``web/errors.py``. Knows nothing of HTTP beyond the status number.
@@ -79,6 +85,21 @@ class InvalidKey(EvenhandError):
     type = "invalid_request_error"
 
 
+class NotAllowed(EvenhandError):
+    """The key or token is known, but not for this.
+
+    Args:
+        code: why, as a word for programs.
+    """
+
+    status = 403
+    type = "permission_error"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]  # one kind of refusal, for several reasons
+
+
 class NotFound(EvenhandError):
     """There is nothing at this address."""
 
@@ -116,6 +137,44 @@ class DeadlineExceeded(EvenhandError):
     should_retry = False
 
 
+class SlowRequest(EvenhandError):
+    """The request's body did not come in the time that the server waits for it."""
+
+    code = "request_timeout"
+    status = 408
+    type = "timeout_error"
+
+
+class Conflict(EvenhandError):
+    """What is to be made exists already, or has changed meanwhile."""
+
+    code = "conflict"
+    status = 409
+    type = "invalid_request_error"
+
+
+class HeadersTooLarge(EvenhandError):
+    """More headers, or longer ones, than the server takes."""
+
+    code = "headers_too_large"
+    status = 431
+    type = "invalid_request_error"
+
+
+class QueueFull(EvenhandError):
+    """As many requests of the key wait as may wait."""
+
+    code = "queue_full"
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"This key may have {limit} waiting requests, and has them. Please try again when some have been answered.",
+            retry_after_s=1,
+        )
+
+
 class BodyTooLarge(EvenhandError):
     """The request body is larger than the server takes."""
 
@@ -146,6 +205,15 @@ class EngineDown(Unavailable):
     """The engine is starting, restarting, or vanished while the request ran."""
 
     code = "engine_unavailable"
+
+
+class StorageDown(Unavailable):
+    """The database does not answer, so nobody can be told apart from anybody."""
+
+    code = "storage_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("The database does not answer right now. Please try again shortly.", retry_after_s=2)
 
 
 class ClientGone(Exception):

@@ -1,28 +1,38 @@
 """Granian, embedded: an ASGI application on a port, with a drain that is ours.
 
 Granian's own ways to run either own the signals and fork workers of their own, or (embedded) leave both to us. A drain
-needs them to be ours: on the first signal readiness goes false while the port stays open, running requests end, and
-only then granian stops; whoever still runs after the grace is cut. Knows nothing of what the application does.
+needs them to be ours: on the first signal readiness goes false while the port stays open and requests are taken, for as
+long as a load balancer takes to notice; then running requests end, and only then granian stops; whoever still runs
+after the grace is cut. Knows nothing of what the application does.
+
+HTTP/1.1 only: where granian may also speak HTTP/2 it waits without end for a connection's first bytes, and a few
+thousand silent ones would take all its places.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from granian.constants import HTTPModes, Interfaces, SSLProtocols
+from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
 from gateway.settings import ServerSettings
+from gateway.settings_sources import SettingsError
+from gateway.shutdown import Shutdown
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 """ASGI: scope, receive, send. Every framework types them in its own way."""
 
 BACKLOG = 1024
-MAX_CONCURRENT = 8192
-"""Requests at once in one worker; beyond, new connections wait in the backlog."""
+MAX_CONNECTIONS = 8192
+"""Of one worker at a time, idle ones included; more wait in the backlog."""
+HEADER_BUFFER_BYTES = 400 << 10
+"""Granian answers headers that are longer than its buffer itself, without a body; up to there the answer is ours."""
 STOP_S = 3.0
 """Granian waits for clients that do not read their answer; this long after the grace we do not."""
 
@@ -32,34 +42,6 @@ _LOGGING: dict[str, Any] = {
     "handlers": {},
     "loggers": {"_granian": {"propagate": True}, "granian.access": {"propagate": False}},
 }
-
-
-class Shutdown:
-    """How far a process is on its way out: running, draining, or cutting short what still runs."""
-
-    def __init__(self) -> None:
-        self._drain = asyncio.Event()
-        self._cut = asyncio.Event()
-
-    @property
-    def is_draining(self) -> bool:
-        return self._drain.is_set()
-
-    def request(self) -> None:
-        """The first call asks for a drain, the second cuts it short."""
-        if self._drain.is_set():
-            self._cut.set()
-        self._drain.set()
-
-    def cut(self) -> None:
-        self._drain.set()
-        self._cut.set()
-
-    async def wait_for_drain(self) -> None:
-        await self._drain.wait()
-
-    async def wait_for_cut(self) -> None:
-        await self._cut.wait()
 
 
 class RunningRequests:
@@ -96,6 +78,23 @@ class RunningRequests:
             task.cancel()
 
 
+def check_tls(settings: ServerSettings) -> None:
+    """Raise `SettingsError` unless certificate and key, if there are any, can be used together."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return
+    try:
+        # A password that is never right: OpenSSL would ask the terminal for it.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except OSError as e:
+        why = e.strerror
+        if isinstance(e, ssl.SSLError):
+            is_other = e.reason == "KEY_VALUES_MISMATCH"
+            why = "the key is not the certificate's" if is_other else "one is not PEM, or the key has a password"
+        raise SettingsError(
+            f"server.tls_cert {settings.tls_cert} and server.tls_key {settings.tls_key} cannot be used: {why}"
+        ) from e
+
+
 async def serve_http(app: Application, settings: ServerSettings, address: str, shutdown: Shutdown) -> None:
     """Serve until `shutdown` is asked for and done. The caller runs the application's lifespan around this.
 
@@ -111,10 +110,14 @@ async def serve_http(app: Application, settings: ServerSettings, address: str, s
         address=address,
         port=settings.port,
         interface=Interfaces.ASGINL,
-        http=HTTPModes.auto,
+        http=HTTPModes.http1,
+        http1_settings=HTTP1Settings(
+            header_read_timeout=round(settings.header_timeout_s * 1000),
+            max_buffer_size=max(HEADER_BUFFER_BYTES, 2 * settings.max_header_bytes),
+        ),
         websockets=False,
         backlog=BACKLOG,
-        backpressure=MAX_CONCURRENT,
+        backpressure=MAX_CONNECTIONS,
         log_dictconfig=_LOGGING,
         log_level=LogLevels.error,
         ssl_cert=settings.tls_cert,
@@ -127,6 +130,9 @@ async def serve_http(app: Application, settings: ServerSettings, address: str, s
     try:
         await asyncio.wait((serving, drain), return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
+            await asyncio.wait((serving, cut), timeout=settings.drain_notice_s, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            shutdown.close()
             idle = asyncio.create_task(requests.wait_until_idle())
             await asyncio.wait((idle, cut), timeout=settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
             idle.cancel()

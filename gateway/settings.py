@@ -14,15 +14,17 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
     FilePath,
+    IPvAnyNetwork,
     SecretStr,
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 ENV_PREFIX = "EVENHAND_"
 
@@ -31,6 +33,15 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def _split(value: object) -> object:
+    """Lists come as TOML arrays, or as text with commas."""
+    if isinstance(value, str):
+        return [part for part in (each.strip() for each in value.split(",")) if part]
+    return value
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, BeforeValidator(_split)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
@@ -51,9 +62,8 @@ class ServerSettings(Section):
     """Port of the API."""
 
     workers: int = Field(default=1, ge=1, le=256)
-    """Gateway worker processes. More than one needs `database.url` (PostgreSQL) and `redis.url`, since workers share
-    limits and the ledger through them. Accepted now, used from the release that brings organizations, teams and keys;
-    until then one worker runs."""
+    """Gateway worker processes of `evenhand serve`. More than one needs `database.url` (PostgreSQL) and `redis.url`:
+    workers share keys, ledger and limits through them."""
 
     tls_cert: FilePath | None = None
     """PEM file with the certificate chain; goes together with `server.tls_key`."""
@@ -62,16 +72,37 @@ class ServerSettings(Section):
     """PEM file with the certificate's private key."""
 
     metrics_port: Port = 9464
-    """Port of the Prometheus metrics, always on 127.0.0.1."""
+    """Port of the Prometheus metrics, always on 127.0.0.1. With several workers it has the sums over all of them."""
+
+    metrics_teams: int = Field(default=200, ge=0)
+    """Most teams that have metrics of their own; further ones are counted together as `other`."""
 
     max_body_bytes: ByteSize = Field(default=ByteSize(10 << 20), gt=0)
     """Largest request body; a larger one is refused with 413."""
+
+    max_header_bytes: ByteSize = Field(default=ByteSize(32 << 10), ge=1024)
+    """Most bytes of all request headers together; more are refused with 431. There may be 100 headers."""
+
+    header_timeout_s: float = Field(default=10.0, ge=1)
+    """Seconds that a connection may take until the headers of its next request are there, idle time included; then it
+    is closed. Behind a proxy that keeps connections: more than the idle time-out of that, so that it is who closes."""
+
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that a client has to send its request's body; then it is refused with 408."""
+
+    trusted_proxies: Networks = ()
+    """Addresses or networks, for example `10.0.0.0/8`, of proxies in front: what they say in `x-forwarded-for` is
+    believed, for the audit and the logs. Anybody else's forwarded headers are ignored."""
 
     heartbeat_s: float = Field(default=10.0, gt=0)
     """Seconds between signs of life on a stream that waits for its next token."""
 
     drain_s: float = Field(default=30.0, ge=0)
     """Seconds that running requests get to finish after SIGINT or SIGTERM. A second signal cuts it short."""
+
+    drain_notice_s: float = Field(default=0.0, ge=0)
+    """Seconds that new requests are still taken after SIGINT or SIGTERM, while `/ready` says no already: as long as the
+    load balancer in front takes to notice. 0 is right where there is none."""
 
     @model_validator(mode="after")
     def _tls_is_a_pair(self) -> Self:
@@ -86,16 +117,28 @@ class DatabaseSettings(Section):
     """Where organizations, keys and the ledger are kept."""
 
     url: SecretStr | None = None
-    """Address of the database, for example `postgresql://user:password@host/evenhand`. Accepted now, used from the
-    release that brings organizations, teams and keys."""
+    """Address of the database, for example `postgresql://user:password@host/evenhand`, or `sqlite:////folder/file`.
+    Unset is a SQLite file, `evenhand.db`, in `EVENHAND_HOME`. Its tables are brought up to date at every start."""
+
+    pool_size: int = Field(default=5, ge=1, le=100)
+    """Connections that each process keeps to PostgreSQL at most."""
 
 
 class RedisSettings(Section):
     """Where several gateway workers or hosts share their counters."""
 
     url: SecretStr | None = None
-    """Address of Redis, for example `redis://:password@host:6379/0`. Accepted now, used from the release that brings
-    limits and quotas."""
+    """Address of Redis, for example `redis://:password@host:6379/0`. Processes tell each other through it of revoked
+    keys and other changes at once; without it each one finds out within a second or two by asking the database."""
+
+
+class AuthSettings(Section):
+    """How keys are kept."""
+
+    peppers: SecretStr | None = None
+    """Secrets that digests of keys are made with, as `ID:SECRET`, separated by commas; the first makes new ones, all
+    are accepted. A secret has 32 bytes or more as hexadecimal digits. Every host needs the same. Unset is a file,
+    `pepper.key`, in `EVENHAND_HOME`, made at first start. Whoever loses them has to make all keys anew."""
 
 
 class EngineSettings(Section):
@@ -132,9 +175,28 @@ class EngineSettings(Section):
     threads: int = Field(default=0, ge=0)
     """CPU threads of the engine; 0 lets torch choose. `evenhand doctor` advises one fewer beside busy neighbors."""
 
-    endpoint: str | None = Field(default=None, pattern=r"^ipc:///.+")
-    """ZeroMQ address between gateway and engine, for `evenhand engine` and `evenhand gateway` run apart. Unset is a
-    private Unix socket under `EVENHAND_HOME`."""
+    endpoint: str | None = Field(default=None, pattern=r"^(ipc:///|tcp://).+")
+    """ZeroMQ address between gateway and engine, for `evenhand engine` and `evenhand gateway` run apart: `ipc:///path`
+    on one machine, `tcp://host:port` between machines, which needs CURVE keys. Unset is a private Unix socket under
+    `EVENHAND_HOME`."""
+
+    curve_public_key: str | None = None
+    """This process's own public CURVE key; `evenhand curve-keys` makes a pair."""
+
+    curve_secret_key: SecretStr | None = None
+    """The secret key of the same pair."""
+
+    curve_peer_keys: Words = ()
+    """Public keys of the other end: for an engine those of the gateways that may use it, for a gateway the engine's."""
+
+    @model_validator(mode="after")
+    def _tcp_has_keys(self) -> Self:
+        keys = (self.curve_public_key, self.curve_secret_key, self.curve_peer_keys or None)
+        if any(key is not None for key in keys) and None in keys:
+            raise ValueError("curve_public_key, curve_secret_key and curve_peer_keys go together: set all or none")
+        if self.endpoint is not None and self.endpoint.startswith("tcp://") and None in keys:
+            raise ValueError("a TCP endpoint needs curve_public_key, curve_secret_key and curve_peer_keys")
+        return self
 
 
 class LogSettings(Section):
@@ -158,11 +220,12 @@ class Settings(BaseSettings):
     )
 
     home: AbsolutePath = Path("~/.evenhand")
-    """Folder for everything Evenhand keeps: models, the bootstrap key, sockets. Made at first start."""
+    """Folder for everything Evenhand keeps: models, database, journal, pepper, sockets. Made at first start."""
 
     server: ServerSettings = ServerSettings()
     database: DatabaseSettings = DatabaseSettings()
     redis: RedisSettings = RedisSettings()
+    auth: AuthSettings = AuthSettings()
     engine: EngineSettings = EngineSettings()
     log: LogSettings = LogSettings()
 

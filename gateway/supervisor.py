@@ -1,7 +1,8 @@
 """Keeps the processes of one machine alive, and takes them down in order.
 
-Each child inherits the reading end of a pipe whose other end only the supervisor has: its end of file tells the child
-that the supervisor is gone, however it died, so nothing is orphaned. Children share the supervisor's system session:
+Each child inherits one end of a socket whose other end only the supervisor has: its end of file tells the child that
+the supervisor is gone, however it died, so nothing is orphaned. By a line on it the child tells that it is ready for
+work; nothing else would do for children that share a port. Children share the supervisor's system session:
 with a session each, the scheduler would give the gateway half of a core that the engine's threads are waiting on.
 Knows processes, signals and exit codes; nothing of engines, HTTP or settings.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 CONFIG_EXIT = 78
@@ -22,6 +25,8 @@ FIRST_DELAY_S = 1.0
 LAST_DELAY_S = 30.0
 HEALTHY_S = 60.0
 """A child that lived this long has its next restart without a delay doubled by earlier ones."""
+READY_LINE = b"ready\n"
+"""What a child writes to the supervisor when it is ready."""
 STOP_S = 10.0
 """How long after its orders a child may take to leave before it is killed."""
 
@@ -32,8 +37,9 @@ class ChildSpec:
 
     Attributes:
         name: for messages.
-        command: without the option that names the pipe; ``--supervisor-fd N`` is added.
+        command: without the option that names the socket; ``--supervisor-fd N`` is added.
         environment: all of it.
+        tells_ready: it writes `READY_LINE`, and the whole is not ready before it has.
         niceness: added to the supervisor's own.
         drain_s: how long it may take to finish its work after SIGTERM, beside `STOP_S`. A second SIGTERM cuts it short.
     """
@@ -41,6 +47,7 @@ class ChildSpec:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
+    tells_ready: bool = False
     niceness: int = 0
     drain_s: float = 0.0
 
@@ -50,36 +57,50 @@ class _Child:
 
     Attributes:
         process: while it runs.
+        ready: it has told that it was, in this life or an earlier one.
         gone: it has left and will not be started again.
     """
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
         self.process: subprocess.Popen[bytes] | None = None
+        self.ready = asyncio.Event()
         self.gone = asyncio.Event()
 
     async def run(self) -> int:
         """Run it once; the exit code, negative for the signal that ended it."""
-        # A pipe of its own: a reader that makes it non-blocking would do so for all that share it.
-        reader, lifeline = os.pipe()
-        try:
+        lifeline, inherited = socket.socketpair()
+        lifeline.setblocking(False)
+        with lifeline:
+            with inherited:
+                self.process = self._start(inherited.fileno())
+            hearing = asyncio.create_task(self._hear(lifeline))
             try:
-                self.process = self._start(reader)
+                return await asyncio.to_thread(self.process.wait)
             finally:
-                os.close(reader)
-            return await asyncio.to_thread(self.process.wait)
-        finally:
-            os.close(lifeline)
-            self.process = None
+                self.process = None
+                hearing.cancel()
+                await asyncio.wait((hearing,))
 
-    def _start(self, pipe: int) -> subprocess.Popen[bytes]:
-        command = [*self.spec.command, "--supervisor-fd", str(pipe)]
+    async def _hear(self, lifeline: socket.socket) -> None:
+        heard = b""
+        # The other end is closed when the child leaves, with an error if it had not read everything.
+        with suppress(OSError):
+            while READY_LINE not in heard:
+                part = await asyncio.get_running_loop().sock_recv(lifeline, len(READY_LINE))
+                if not part:
+                    return
+                heard = heard[-len(READY_LINE) :] + part
+            self.ready.set()
+
+    def _start(self, lifeline: int) -> subprocess.Popen[bytes]:
+        command = [*self.spec.command, "--supervisor-fd", str(lifeline)]
         # A key press sends SIGINT to the whole group. The mask is inherited, so that a child is deaf to it from its
         # first instruction on, and a SIGINT to us in these milliseconds is only late.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = subprocess.Popen(  # noqa: S603 - the command is ours
-                command, env=dict(self.spec.environment), stdin=subprocess.DEVNULL, pass_fds=(pipe,)
+                command, env=dict(self.spec.environment), stdin=subprocess.DEVNULL, pass_fds=(lifeline,)
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
@@ -95,25 +116,25 @@ class _Child:
 class Supervisor:
     """Runs children until a signal, and restarts those that die.
 
-    The children are stopped in their order, each one only after the one before has left.
-
     Args:
-        ready: waits until the whole is ready for work; it is called once, after the start.
-        on_ready: called then.
+        groups: the children. They are stopped group by group, all of one at once, and those of the next only after the
+            last one of it has left.
+        on_ready: called once, when every child that tells it has been ready.
+        on_end: called with a child's name each time that it has ended.
         log: takes one line for people.
     """
 
     def __init__(
         self,
-        children: Sequence[ChildSpec],
+        groups: Sequence[Sequence[ChildSpec]],
         *,
-        ready: Callable[[], Awaitable[None]],
         on_ready: Callable[[], None],
         log: Callable[[str], None],
+        on_end: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._children = [_Child(spec) for spec in children]
-        self._ready = ready
+        self._groups = [[_Child(spec) for spec in group] for group in groups]
         self._on_ready = on_ready
+        self._on_end = on_end
         self._log = log
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -128,12 +149,13 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 announcing = group.create_task(self._announce())
-                for child in self._children:
-                    group.create_task(self._keep(child))
+                for children in self._groups:
+                    for child in children:
+                        group.create_task(self._keep(child))
                 await self._stopping.wait()
                 announcing.cancel()
-                for child in self._children:
-                    await self._stop(child)
+                for children in self._groups:
+                    await asyncio.gather(*(self._stop(child) for child in children))
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -148,7 +170,10 @@ class Supervisor:
         self._stopping.set()
 
     async def _announce(self) -> None:
-        await self._ready()
+        for children in self._groups:
+            for child in children:
+                if child.spec.tells_ready:
+                    await child.ready.wait()
         self._is_ready = True
         self._on_ready()
 
@@ -158,6 +183,7 @@ class Supervisor:
             while not self._stopping.is_set():
                 started = time.monotonic()
                 code = await child.run()
+                self._on_end(child.spec.name)
                 if self._stopping.is_set():
                     return
                 if code == CONFIG_EXIT and not self._is_ready:

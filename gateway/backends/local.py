@@ -130,6 +130,7 @@ class LocalPrepared:
     ) -> None:
         self.model = request.model
         self.num_prompt_tokens = sum(len(ids) for ids in token_ids)
+        self.num_parts = len(token_ids)
         self.echo_texts = echo_texts
         self._client = client
         self._request = request

@@ -158,7 +158,7 @@ class LocalGeneration:
             choice.is_settled = True
             self._num_unsettled -= 1
             if output.timings is not None:
-                self._timings = _longest(self._timings, output.timings)
+                self._timings = _over_choices(self._timings, output.timings)
 
 
 class _Choice:
@@ -244,12 +244,13 @@ def _chance(token_id: int, logprob: float, tokenizer: Tokenizer) -> TokenChance:
     return TokenChance(utf8.decode("utf-8", "replace"), logprob, utf8)
 
 
-def _longest(known: EngineTimings | None, timings: Timings) -> EngineTimings:
-    """Choices run beside each other, so the longest of each part stands for the request."""
+def _over_choices(known: EngineTimings | None, timings: Timings) -> EngineTimings:
+    """Choices run beside each other, so the longest of each part stands for the request; engine time is added up."""
     known = known or EngineTimings()
     return EngineTimings(
         queue_us=max(known.queue_us, timings.queue_us),
         prefill_us=max(known.prefill_us, timings.prefill_us),
         decode_us=max(known.decode_us, timings.decode_us),
         preempted_us=max(known.preempted_us, timings.preempted_us),
+        engine_us=known.engine_us + timings.engine_us,
     )

@@ -143,6 +143,7 @@ class ScriptedPrepared:
     def __init__(self, backend: ScriptedBackend, script: Script, request: GenerationRequest) -> None:
         self.model = request.model
         self.num_prompt_tokens = sum(num_tokens(prompt) for prompt in request.prompts)
+        self.num_parts = len(request.prompts)
         self.echo_texts = [_text(prompt) for prompt in request.prompts] if request.echo else []
         self._backend = backend
         self._script = script

@@ -79,6 +79,8 @@ def _toml(value: Any) -> str:
         return _size(value)
     if isinstance(value, (str, Path)):
         return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, tuple):
+        return json.dumps([str(each) for each in value], ensure_ascii=False)
     return str(value)
 
 
@@ -95,5 +97,7 @@ def _kind(setting: Setting) -> str:
         (annotation,) = (part for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return "list"
     kinds = {str: "text", int: "integer", float: "number", ByteSize: "size", SecretStr: "secret text"}
     return kinds.get(annotation, "path")

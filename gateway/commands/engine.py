@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.config import EngineConfig
 from engine.models.fetch import resolve_model
+from gateway.backends.curve import curve_keys
 from gateway.settings import Settings
 from gateway.telemetry.logging import configure_logging
 
@@ -37,4 +38,9 @@ def run(settings: Settings, supervisor_fd: int | None) -> int:
     from engine.process import run_engine  # torch takes seconds to import, and only this process needs it
 
     configure_logging(settings.log.level)
-    return run_engine(engine_config(settings), settings.engine_endpoint, supervisor_fd=supervisor_fd)
+    return run_engine(
+        engine_config(settings),
+        settings.engine_endpoint,
+        curve=curve_keys(settings.engine),
+        supervisor_fd=supervisor_fd,
+    )

@@ -6,9 +6,34 @@ import secrets
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
+OrganizationId = NewType("OrganizationId", str)
+TeamId = NewType("TeamId", str)
+KeyId = NewType("KeyId", str)
+AdminTokenId = NewType("AdminTokenId", str)
 
 REQUEST_PREFIX = "req_"
 
 
 def new_request_id() -> RequestId:
     return RequestId(REQUEST_PREFIX + secrets.token_hex(16))
+
+
+def new_organization_id(now_ms: int) -> OrganizationId:
+    return OrganizationId(_ordered("org_", now_ms))
+
+
+def new_team_id(now_ms: int) -> TeamId:
+    return TeamId(_ordered("team_", now_ms))
+
+
+def new_key_id(now_ms: int) -> KeyId:
+    return KeyId(_ordered("key_", now_ms))
+
+
+def new_admin_token_id(now_ms: int) -> AdminTokenId:
+    return AdminTokenId(_ordered("adm_", now_ms))
+
+
+def _ordered(prefix: str, now_ms: int) -> str:
+    """Ids sort by the time they were made at, so that paging by id is paging by age: 48 bits of time, 80 random."""
+    return f"{prefix}{now_ms & 0xFFFF_FFFF_FFFF:012x}{secrets.token_hex(10)}"

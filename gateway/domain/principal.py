@@ -6,7 +6,17 @@ from typing import Literal
 
 import msgspec
 
+from gateway.domain.ids import KeyId, OrganizationId, TeamId
+
 RequestClass = Literal["interactive", "standard", "batch"]
+
+CLASSES: tuple[RequestClass, ...] = ("interactive", "standard", "batch")
+"""From the highest to the lowest."""
+
+
+def lowest(*classes: RequestClass | None) -> RequestClass:
+    """The lowest of those that are given; a request may lower its class, never raise it."""
+    return CLASSES[max((CLASSES.index(each) for each in classes if each is not None), default=0)]
 
 
 class FairNode(msgspec.Struct, frozen=True):
@@ -20,28 +30,41 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The identity behind a key. Fairness identity comes from here alone, never from the request.
 
     Attributes:
+        organization, team: names, for people; they can change. Everything else goes by the ids.
         organization_weight: share of the organization among organizations; `team_weight` among its teams.
-        default_class: the latency class of requests that name none.
+        default_class: the latency class of requests that name none, and the highest they may ask for.
+        models: the names that may be used; None is all. `endpoints` likewise.
+        max_queue_depth: most requests of the key that wait for their first token; None is no bound.
+        deadline_ms: of requests that set none.
     """
 
+    organization_id: OrganizationId
+    team_id: TeamId
+    key_id: KeyId
     organization: str
     team: str
-    key_id: str
     organization_weight: int = 1
     team_weight: int = 1
     default_class: RequestClass = "interactive"
+    models: frozenset[str] | None = None
+    endpoints: frozenset[str] | None = None
+    max_queue_depth: int | None = None
+    deadline_ms: int | None = None
+
+    def may_use(self, model: str) -> bool:
+        """Whether the key's scope has a model's or alias's name."""
+        return self.models is None or model in self.models
 
     def path(self, request_class: RequestClass) -> tuple[FairNode, ...]:
         """From the organization down to the key."""
-        team = f"{self.organization}/{self.team}"
         return (
-            FairNode(f"org:{self.organization}", self.organization_weight),
-            FairNode(f"team:{team}", self.team_weight),
-            FairNode(f"class:{team}/{request_class}", 1),
+            FairNode(f"org:{self.organization_id}", self.organization_weight),
+            FairNode(f"team:{self.team_id}", self.team_weight),
+            FairNode(f"class:{self.team_id}/{request_class}", 1),
             FairNode(f"key:{self.key_id}", 1),
         )
 
     @property
     def cache_salt(self) -> str:
         """Prompts share cached KV within a team only: hits and their timing would tell one team what another asked."""
-        return f"team:{self.organization}/{self.team}"
+        return f"team:{self.team_id}"

@@ -1,17 +1,16 @@
-"""What is kept of a request once it is over: for the log line, the metrics and, later, the ledger. Never text."""
+"""What is kept of a request once it is over: for the log line, the metrics and the ledger. Never text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
 from gateway.domain.ids import RequestId
+from gateway.domain.ledger import Opening
 from gateway.domain.principal import Principal, RequestClass
+from gateway.domain.request import Endpoint
 from gateway.domain.usage import EngineTimings, Outcome, TokenUsage
-
-Endpoint = Literal["chat", "completions"]
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +27,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A settled request.
 
     Attributes:
+        opening: what was said of it before its answer began.
+        closed_at_ms: when it was settled, since the epoch.
         finish_reason: of its choices, each kind once, joined by commas; empty if none came to its end.
         error_code: what the caller was told, if it failed.
         timings: None if the engine never told.
@@ -37,7 +38,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     info: RequestInfo
-    model: str
+    opening: Opening
+    closed_at_ms: int
     outcome: Outcome
     usage: TokenUsage
     timings: EngineTimings | None

@@ -8,6 +8,9 @@ import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+Endpoint = Literal["chat", "completions"]
+"""What can be called with a key; a key's scope may name some of them."""
+
 
 class Message(msgspec.Struct, frozen=True):
     """One turn of a conversation, as text."""

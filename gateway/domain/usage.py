@@ -9,8 +9,11 @@ import msgspec
 FinishReason = Literal["stop", "length"]
 """How an answer ends that came to its end."""
 
-Outcome = Literal["finished", "client_gone", "deadline", "engine_down", "refused", "cancelled", "internal_error"]
-"""How a started request ended. ``refused``: by the engine, after it was handed over. ``cancelled``: by our shutdown."""
+Outcome = Literal[
+    "finished", "client_gone", "deadline", "engine_down", "refused", "cancelled", "internal_error", "lost"
+]
+"""How a started request ended. ``refused``: by the engine, after it was handed over. ``cancelled``: by our shutdown.
+``lost``: the gateway process died; settled by another one, with what the engine kept."""
 
 
 class TokenUsage(msgspec.Struct, frozen=True):
@@ -32,9 +35,14 @@ class TokenUsage(msgspec.Struct, frozen=True):
 
 
 class EngineTimings(msgspec.Struct, frozen=True):
-    """Where a request's time in the engine went, in microseconds."""
+    """Where a request's time in the engine went, in microseconds.
+
+    Attributes:
+        engine_us: its share of the time of the steps it took part in; unlike the others not a time that passed.
+    """
 
     queue_us: int = 0
     prefill_us: int = 0
     decode_us: int = 0
     preempted_us: int = 0
+    engine_us: int = 0

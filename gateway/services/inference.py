@@ -1,8 +1,8 @@
 """One request from start to settlement: the only path there is, streamed or not, whatever the protocol.
 
 `Inference.prepare` does all that can be refused without having consumed anything. The `Call` it returns is entered by
-the task that answers the request; leaving it, by whatever way, stops the engine's work and settles exactly once. Knows
-nothing of HTTP, tokens or metrics.
+the task that answers the request; leaving it, by whatever way, stops the engine's work and settles exactly once. What a
+key may use, and how much of it may wait, holds here for every protocol. Knows nothing of HTTP, tokens or metrics.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from gateway.domain.events import GenerationEvent, TextDelta
+from gateway.domain.ledger import Opening
+from gateway.domain.principal import lowest
 from gateway.domain.record import RequestInfo, RequestRecord
-from gateway.domain.request import GenerationRequest
+from gateway.domain.request import Conversation, GenerationRequest, Message, Prompt
 from gateway.domain.usage import Outcome, TokenUsage
 from gateway.errors import (
     ClientGone,
@@ -23,8 +27,12 @@ from gateway.errors import (
     EngineDown,
     EvenhandError,
     InternalError,
+    ModelNotFound,
+    NotAllowed,
 )
+from gateway.services.catalog import Catalog, Resolved
 from gateway.services.ports import Backend, Clock, Generation, Prepared, Recorder
+from gateway.services.waiting import Place, WaitingRequests
 
 FINAL_COUNTS_S = 1.0
 """How long a settlement waits for the engine to say what an aborted request used; then it settles on what it knows."""
@@ -33,23 +41,51 @@ FINAL_COUNTS_S = 1.0
 class Inference:
     """The use case "answer a request"."""
 
-    def __init__(self, backend: Backend, clock: Clock, recorder: Recorder) -> None:
+    def __init__(self, backend: Backend, catalog: Catalog, clock: Clock, recorder: Recorder) -> None:
         self._backend = backend
+        self._catalog = catalog
         self._clock = clock
         self._recorder = recorder
+        self._waiting = WaitingRequests()
 
     async def prepare(self, request: GenerationRequest, info: RequestInfo) -> Call:
-        """Raises what `Backend.prepare` raises; nothing has been consumed then."""
+        """Raises what `Backend.prepare` raises, `NotAllowed` and `StorageDown`; nothing has been consumed then.
+
+        Args:
+            info: its class is the one asked for; that of an alias may lower it.
+        """
         arrived = self._clock.monotonic()
-        prepared = await self._backend.prepare(request)
-        return Call(prepared, info, arrived, self._clock, self._recorder, num_choices=request.num_answers)
+        principal = info.principal
+        if principal.endpoints is not None and info.endpoint not in principal.endpoints:
+            raise NotAllowed(f"This API key may not be used for {info.endpoint}.", code="endpoint_not_allowed")
+        resolved = await self._catalog.resolve(request.model, principal)
+        if resolved.request_class is not None:
+            info = msgspec.structs.replace(info, request_class=lowest(info.request_class, resolved.request_class))
+        try:
+            prepared = await self._backend.prepare(_as_resolved(request, resolved, principal.deadline_ms))
+        except ModelNotFound as e:
+            raise ModelNotFound(request.model) from e  # by the name that was asked for
+        return Call(
+            prepared,
+            info,
+            arrived,
+            self._clock,
+            self._recorder,
+            self._waiting,
+            requested_model=request.model,
+            num_choices=request.num_answers,
+        )
 
 
 class Call:
     """A request that is ready to run.
 
-    Entered once, by the task that owns the request; iterated inside; settled on leaving. Entering raises `Unavailable`
-    if the engine cannot take the request, and then there is nothing to settle.
+    Entered once, by the task that owns the request; iterated inside; settled on leaving. Entering raises `QueueFull` if
+    too many requests of the key wait already, or `Unavailable` if the engine cannot take the request; then there is
+    nothing to settle. It waits from then until the first events, or the end if there are none.
+
+    Attributes:
+        requested_model: the name that was asked for, which answers say.
     """
 
     def __init__(
@@ -59,16 +95,21 @@ class Call:
         arrived: float,
         clock: Clock,
         recorder: Recorder,
+        waiting: WaitingRequests,
         *,
+        requested_model: str,
         num_choices: int,
     ) -> None:
         self.prepared = prepared
         self.info = info
         self.created = int(clock.time())
         self.num_choices = num_choices
+        self.requested_model = requested_model
         self._arrived = arrived
         self._clock = clock
         self._recorder = recorder
+        self._waiting = waiting
+        self._place: Place | None = None
         self._generation: Generation | None = None
         self._first_delta: float | None = None
         self._last_delta = [0.0] * num_choices
@@ -87,8 +128,43 @@ class Call:
 
     async def __aenter__(self) -> Self:
         assert self._generation is None, "a call is entered once"
-        self._generation = self.prepared.start(self.info)
+        place = self._waiting.enter(self.info.principal)
+        try:
+            self._generation, self._opening = self._start()
+        except BaseException:
+            place.leave()
+            raise
+        self._place = place
         return self
+
+    def _start(self) -> tuple[Generation, Opening]:
+        """Hand the request to the engine and put it on record; raises `Unavailable`, and then neither is so."""
+        generation = self.prepared.start(self.info)
+        try:
+            return generation, self._open(generation)
+        except BaseException:
+            generation.abort()
+            raise
+
+    def _open(self, generation: Generation) -> Opening:
+        """Put the request on record; raises `Unavailable` if that cannot be done, and then nobody is to be answered."""
+        info, prepared = self.info, self.prepared
+        opening = Opening(
+            request_id=info.request_id,
+            opened_at_ms=int(self._clock.time() * 1000),
+            organization_id=info.principal.organization_id,
+            team_id=info.principal.team_id,
+            key_id=info.principal.key_id,
+            model=prepared.model,
+            requested_model=self.requested_model,
+            endpoint=info.endpoint,
+            stream=info.stream,
+            request_class=info.request_class,
+            prompt_tokens=prepared.num_prompt_tokens,
+            num_parts=prepared.num_parts,
+        )
+        self._recorder.opened(opening, generation)
+        return opening
 
     def __aiter__(self) -> Self:
         return self
@@ -96,6 +172,7 @@ class Call:
     async def __anext__(self) -> Sequence[GenerationEvent]:
         """What became known together; raises `EvenhandError` if the request fails."""
         events = await self._running.__anext__()
+        self._leave_queue()
         now = self._clock.monotonic()
         for event in events:
             if isinstance(event, TextDelta):
@@ -112,6 +189,7 @@ class Call:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leave_queue()
         generation = self._running
         outcome, code = _outcome(error)
         if isinstance(error, EvenhandError):
@@ -123,12 +201,18 @@ class Call:
         finally:
             self._settle(generation, outcome, code)
 
+    def _leave_queue(self) -> None:
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
+
     def _settle(self, generation: Generation, outcome: Outcome, error_code: str | None) -> None:
         """No await from here on: nothing can come between a settlement's parts."""
         self._recorder.settled(
             RequestRecord(
                 info=self.info,
-                model=self.prepared.model,
+                opening=self._opening,
+                closed_at_ms=int(self._clock.time() * 1000),
                 outcome=outcome,
                 usage=generation.usage,
                 timings=generation.timings,
@@ -139,6 +223,24 @@ class Call:
                 inter_token_s=self._inter_token,
             )
         )
+
+
+def _as_resolved(request: GenerationRequest, resolved: Resolved, deadline_ms: int | None) -> GenerationRequest:
+    """The request as the backend gets it: with the model that answers, and with what key and alias add."""
+    changes: dict[str, Any] = {}
+    if resolved.model != request.model:
+        changes["model"] = resolved.model
+    if resolved.system_default is not None:
+        changes["prompts"] = tuple(_with_system(prompt, resolved.system_default) for prompt in request.prompts)
+    if request.deadline_ms is None and deadline_ms is not None:
+        changes["deadline_ms"] = deadline_ms
+    return msgspec.structs.replace(request, **changes) if changes else request
+
+
+def _with_system(prompt: Prompt, default: str) -> Prompt:
+    if not isinstance(prompt, Conversation) or any(message.role == "system" for message in prompt.messages):
+        return prompt
+    return Conversation((Message("system", default), *prompt.messages))
 
 
 def _outcome(error: BaseException | None) -> tuple[Outcome, str | None]:

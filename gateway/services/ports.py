@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, Self
 
 from gateway.domain.catalog import ModelCard
 from gateway.domain.events import GenerationEvent
-from gateway.domain.principal import Principal
+from gateway.domain.ledger import Opening
 from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.request import GenerationRequest
 from gateway.domain.usage import EngineTimings, TokenUsage
@@ -62,6 +62,10 @@ class Prepared(Protocol):
         """Exact, over all prompts."""
 
     @property
+    def num_parts(self) -> int:
+        """Engine requests that it is handed over as (`Opening.num_parts`)."""
+
+    @property
     def echo_texts(self) -> Sequence[str]:
         """The prompts as text, one each, if the request asked for them; else empty."""
 
@@ -81,13 +85,6 @@ class Backend(Protocol):
     def readiness(self) -> Readiness: ...
 
 
-class KeyStore(Protocol):
-    """Keys by digest; it never sees a raw key."""
-
-    def find(self, digest: bytes) -> Principal | None:
-        """Whose key has this SHA-256 digest. Compares in constant time."""
-
-
 class Clock(Protocol):
     def time(self) -> float:
         """Seconds since the epoch."""
@@ -96,8 +93,25 @@ class Clock(Protocol):
         """Seconds on a clock that never goes back."""
 
 
+class Running(Protocol):
+    """What can be asked of a request that runs; a `Generation` can."""
+
+    @property
+    def usage(self) -> TokenUsage:
+        """So far."""
+
+
 class Recorder(Protocol):
-    """Keeps what is known of a request once it is over."""
+    """Keeps what is known of a request: at the begin of its answer, and once it is over."""
+
+    def opened(self, opening: Opening, running: Running) -> None:
+        """Called once for every request that the engine has taken, before its answer begins. Must not block for long.
+
+        Args:
+            running: may be asked how far the request is, until `settled` is called for it.
+
+        Raises `Unavailable` if it cannot be kept; then the request must not be answered, and `settled` is not called.
+        """
 
     def settled(self, record: RequestRecord) -> None:
-        """Called exactly once for every request that was started, whatever its ending. Must not raise or block."""
+        """Called exactly once for every request that was opened, whatever its ending. Must not raise or block."""

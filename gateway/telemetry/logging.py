@@ -19,8 +19,8 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 _SECRET_NAMES = frozenset({"authorization", "x-api-key", "api_key", "key", "token", "password", "secret", "cookie"})
-_SECRET_SHAPE = re.compile(r"(?:eh|sk)[_-][A-Za-z0-9_-]{8,}|[Bb]earer\s+[^\s\"]+")
-_SECRET_MARKS = ("eh_", "eh-", "sk_", "sk-", "earer ")
+_SECRET_SHAPE = re.compile(r"(?:eha?|sk)[_-][A-Za-z0-9_-]{8,}|[Bb]earer\s+[^\s\"]+")
+_SECRET_MARKS = ("eh_", "eha_", "eh-", "sk_", "sk-", "earer ")
 _REDACTED = "[redacted]"
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]

@@ -1,33 +1,67 @@
 """Every Prometheus metric of the gateway, and the port they are read from.
 
-Labels are bounded: a model is one that is served, an outcome or code one of ours.
+Labels are bounded: a model is one that is served, an outcome or code one of ours, and only so many teams have labels of
+their own. Gauges say how several workers' values become one (`shared_metrics`), so none of them may be a function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache, partial
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from gateway.domain.principal import Principal
 from gateway.domain.record import RequestRecord
 
 METRICS_HOST = "127.0.0.1"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+REFRESH_S = 2.0
+"""Between two looks at the engine, for the gauges that tell of it."""
+OTHER = "other"
+"""Organization and team of the teams that have no labels of their own."""
+MAX_NAME = 100
+"""Most characters of a name in a label."""
+
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 
 
-class GatewayMetrics:
-    """The metric objects, in a registry of their own."""
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the engine of a model is."""
 
-    def __init__(self, engine_is_up: Callable[[], bool]) -> None:
+    model: str
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_used_blocks: int
+
+
+class GatewayMetrics:
+    """The metric objects, in a registry of their own.
+
+    Args:
+        max_teams: teams with labels of their own: the first so many that this process sees.
+    """
+
+    def __init__(self, engine_is_up: Callable[[], bool], *, max_teams: int = 200) -> None:
         self.registry = CollectorRegistry()
+        self._engine_is_up = engine_is_up
+        self._max_teams = max_teams
         self._by_model: dict[str, _ModelMeters] = {}
+        self._by_team: dict[tuple[str, str], _TeamMeters] = {}
+        self._other_teams: _TeamMeters | None = None
         registry = self.registry
         self.in_flight = Gauge(
-            "evenhand_http_requests_in_flight", "HTTP requests being answered right now.", registry=registry
+            "evenhand_http_requests_in_flight",
+            "HTTP requests being answered right now.",
+            registry=registry,
+            multiprocess_mode="livesum",
         )
+        self.in_flight.set(0)
         self.requests = Counter(
             "evenhand_requests",
             "Requests handed to an engine, by how they ended.",
@@ -80,19 +114,57 @@ class GatewayMetrics:
             buckets=_LATENCY_S,
             registry=registry,
         )
-        Gauge("evenhand_engine_up", "1 if the engine can take requests.", registry=registry).set_function(
-            lambda: float(engine_is_up())
+        self.team_tokens = Counter(
+            "evenhand_team_tokens",
+            "Tokens of settled requests by team: prompt (cached ones included), cached, completion.",
+            ["organization", "team", "kind"],
+            registry=registry,
         )
+        self.team_requests = Counter(
+            "evenhand_team_requests",
+            "Requests handed to an engine by team, by how they ended.",
+            ["organization", "team", "outcome"],
+            registry=registry,
+        )
+        self._engine_up = Gauge(
+            "evenhand_engine_up",
+            "1 if the engine can take requests.",
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self._running = Gauge(
+            "evenhand_engine_running",
+            "Sequences that have a slot in the engine.",
+            ["model"],
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self._waiting = Gauge(
+            "evenhand_engine_waiting",
+            "Sequences that wait for a slot in the engine.",
+            ["model"],
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self._blocks = Gauge(
+            "evenhand_engine_kv_blocks",
+            "Blocks of the engine's KV pool, used or free; free ones may hold cached prefixes.",
+            ["model", "state"],
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self.refresh(None)
 
     def refused(self, status: int, code: str | None) -> None:
         self._refused.labels(status, code or "none").inc()
 
     def observe(self, record: RequestRecord) -> None:
         """Count a settled request."""
-        meters = self._by_model.get(record.model)
+        meters = self._by_model.get(record.opening.model)
         if meters is None:
-            meters = self._by_model[record.model] = _ModelMeters(self, record.model)
-        self.requests.labels(record.model, record.outcome).inc()
+            meters = self._by_model[record.opening.model] = _ModelMeters(self, record.opening.model)
+        meters.outcome(record.outcome).inc()
+        self._team(record.info.principal).observe(record)
         meters.prompt_tokens.inc(record.usage.prompt_tokens)
         meters.cached_tokens.inc(record.usage.cached_tokens)
         meters.completion_tokens.inc(record.usage.completion_tokens)
@@ -105,11 +177,69 @@ class GatewayMetrics:
         for gap_s in record.inter_token_s:
             observe(gap_s)
 
+    def refresh(self, load: EngineLoad | None) -> None:
+        """Say how it stands with the engine now; `load` is None if it does not answer."""
+        self._engine_up.set(self._engine_is_up())
+        if load is not None:
+            self._running.labels(load.model).set(load.num_running)
+            self._waiting.labels(load.model).set(load.num_waiting)
+            self._blocks.labels(load.model, "used").set(load.num_used_blocks)
+            self._blocks.labels(load.model, "free").set(load.num_free_blocks)
+
+    @asynccontextmanager
+    async def kept_fresh(self, ask: Callable[[], Awaitable[EngineLoad | None]] | None = None) -> AsyncIterator[None]:
+        """Call `refresh` every `REFRESH_S` as long as the block runs.
+
+        Args:
+            ask: asks the engine for its load. Must not raise.
+        """
+
+        async def keep() -> None:
+            while True:
+                self.refresh(None if ask is None else await ask())
+                await asyncio.sleep(REFRESH_S)
+
+        keeping = asyncio.create_task(keep())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+
+    def _team(self, principal: Principal) -> _TeamMeters:
+        names = (principal.organization, principal.team)
+        meters = self._by_team.get(names)
+        if meters is not None:
+            return meters
+        if len(self._by_team) < self._max_teams:
+            meters = self._by_team[names] = _TeamMeters(self, *(name[:MAX_NAME] for name in names))
+            return meters
+        if self._other_teams is None:
+            self._other_teams = _TeamMeters(self, OTHER, OTHER)
+        return self._other_teams
+
+
+class _TeamMeters:
+    """The metrics of one team, or of all others together, looked up once."""
+
+    def __init__(self, metrics: GatewayMetrics, organization: str, team: str) -> None:
+        self._prompt = metrics.team_tokens.labels(organization, team, "prompt")
+        self._cached = metrics.team_tokens.labels(organization, team, "cached")
+        self._completion = metrics.team_tokens.labels(organization, team, "completion")
+        self._outcome = cache(partial(metrics.team_requests.labels, organization, team))
+
+    def observe(self, record: RequestRecord) -> None:
+        usage = record.usage
+        self._outcome(record.outcome).inc()
+        self._prompt.inc(usage.prompt_tokens)
+        self._cached.inc(usage.cached_tokens)
+        self._completion.inc(usage.completion_tokens)
+
 
 class _ModelMeters:
     """The metrics of one model, looked up once."""
 
     def __init__(self, metrics: GatewayMetrics, model: str) -> None:
+        self.outcome = cache(partial(metrics.requests.labels, model))
         self.prompt_tokens = metrics.prompt_tokens.labels(model)
         self.cached_tokens = metrics.cached_tokens.labels(model)
         self.completion_tokens = metrics.completion_tokens.labels(model)

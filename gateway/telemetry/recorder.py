@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import structlog
 
+from gateway.domain.ledger import Opening
 from gateway.domain.record import RequestRecord
+from gateway.services.ports import Running
 from gateway.telemetry.metrics import GatewayMetrics
 
 
@@ -14,6 +16,9 @@ class TelemetryRecorder:
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._log = structlog.get_logger()
+
+    def opened(self, opening: Opening, running: Running) -> None:
+        """Nothing is told before the end."""
 
     def settled(self, record: RequestRecord) -> None:
         info, usage = record.info, record.usage
@@ -27,7 +32,7 @@ class TelemetryRecorder:
             request_class=info.request_class,
             endpoint=info.endpoint,
             stream=info.stream,
-            model=record.model,
+            model=record.opening.model,
             outcome=record.outcome,
             finish_reason=record.finish_reason,
             error_code=record.error_code,

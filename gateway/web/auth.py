@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -17,7 +19,15 @@ class Authentication(ASGIMiddleware):
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
+    def __deepcopy__(self, _: object) -> Self:
+        """Itself: the framework copies a router with all that hangs on it, and each copy of the keys would grow old."""
+        return self
+
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         if scope["type"] == ScopeType.HTTP and scope["method"] != "OPTIONS":
-            scope["auth"] = self._authenticator.authenticate(scope["headers"])
+            headers = scope["headers"]
+            principal = self._authenticator.authenticate_now(headers)
+            if principal is None:
+                principal = await self._authenticator.authenticate(headers)
+            scope["auth"] = principal
         await next_app(scope, receive, send)

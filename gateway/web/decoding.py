@@ -12,8 +12,12 @@ from gateway.errors import InvalidRequest
 
 T = TypeVar("T")
 
+MAX_ECHO = 200
+"""Most characters of what a caller made up that a message repeats."""
+
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"contains unknown field `(.*?)`(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
 
 
 class BodyDecoder(Generic[T]):
@@ -28,7 +32,7 @@ class BodyDecoder(Generic[T]):
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as e:
-            raise _explain(e) from e
+            raise explain(e) from e
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
             return self._decode_with_lone_surrogates(body, e)
 
@@ -44,22 +48,28 @@ class BodyDecoder(Generic[T]):
             text = json.dumps(json.loads(body), ensure_ascii=False)
             return self._decoder.decode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         except msgspec.ValidationError as e:
-            raise _explain(e) from e
+            raise explain(e) from e
         except (ValueError, RecursionError) as e:
             raise malformed from e
 
 
-def _explain(error: msgspec.ValidationError) -> InvalidRequest:
+def explain(error: msgspec.ValidationError) -> InvalidRequest:
+    """What is wrong, in the words of our API, with the field that is at fault."""
     message = str(error)
+    if unknown := _UNKNOWN.search(message):
+        name = unknown[1][:MAX_ECHO]
+        param = f"{unknown[2]}.{name}" if unknown[2] else name
+        return InvalidRequest(f"Unknown parameter: '{param}'.", param=param)
     if missing := _MISSING.search(message):
         where = _PATH.search(message)
         param = f"{where[1]}.{missing[1]}" if where and where[1] else missing[1]
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param)
     if path := _PATH.search(message):
         param = path[1].replace("[...]", "")
-        return InvalidRequest(f"Invalid value for '{param}': {_lower(message[: path.start()])}.", param=param)
-    return InvalidRequest(f"Invalid request body: {_lower(message)}.")
+        return InvalidRequest(f"Invalid value for '{param}': {_clause(message[: path.start()])}.", param=param)
+    return InvalidRequest(f"Invalid request body: {_clause(message)}.")
 
 
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
+def _clause(sentence: str) -> str:
+    """As a part of a sentence of ours; of a long one, which quotes a value, the begin."""
+    return sentence[:1].lower() + (sentence[1:] if len(sentence) <= MAX_ECHO else f"{sentence[1:MAX_ECHO]}…")

@@ -1,12 +1,13 @@
 """From any exception to the one error shape callers see, for every path and every status.
 
-``{"error": {"message", "type", "param", "code"}}``, where code is a string or null. Registered for the whole
-application, since 404 and 405 come from routing, which a router's own handlers never see. Never a stack trace, a key,
-or the framework's shape.
+``{"error": {"message", "type", "param", "code"}}``, where code is a string or null; below ``/admin`` it is
+``application/problem+json``. Registered for the whole application, since 404 and 405 come from routing, which a
+router's own handlers never see. Never a stack trace, a key, or the framework's shape.
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -32,12 +33,33 @@ _encoder = msgspec.json.Encoder()
 MAX_ECHO = 200
 """Most characters of a caller's own input that an error message repeats."""
 
+ADMIN_PATH = "/admin"
+"""Where errors have the shape of RFC 9457."""
+
+_GENERAL_CODES = {400: "invalid_request", 403: "not_allowed", 404: "not_found"}
+"""Of errors that have no code in the shape of the OpenAI API, where it may be null."""
+
 
 def error_body(error: EvenhandError) -> bytes:
     """The OpenAI shape."""
     return _encoder.encode(
         {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
     )
+
+
+def problem_body(error: EvenhandError, request_id: str) -> bytes:
+    """The shape of RFC 9457. Its type says nothing: programs go by the code."""
+    problem = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code or _GENERAL_CODES.get(error.status),
+        "request_id": request_id,
+    }
+    if error.param is not None:
+        problem["param"] = error.param
+    return _encoder.encode(problem)
 
 
 def error_headers(error: EvenhandError) -> dict[str, str]:
@@ -64,13 +86,11 @@ class ErrorResponses:
         if isinstance(exception, ClientGone):
             # It has left, or its body broke off and it may still read.
             cut = InvalidRequest("The request ended before its body was complete.")
-            return Response(error_body(cut), status_code=cut.status, media_type="application/json")
+            return _response(request, cut)
         error = as_evenhand_error(exception, request)
         if not error.is_settled:
             self._tell(request, exception, error)
-        return Response(
-            error_body(error), status_code=error.status, media_type="application/json", headers=error_headers(error)
-        )
+        return _response(request, error)
 
     def _tell(self, request: Request[Any, Any, Any], exception: Exception, error: EvenhandError) -> None:
         """Count and log what was refused before it ran, or was our own bug."""
@@ -86,6 +106,16 @@ class ErrorResponses:
             param=error.param,
             exc_info=exception if is_ours else None,
         )
+
+
+def _response(request: Request[Any, Any, Any], error: EvenhandError) -> Response[bytes]:
+    """In the shape that belongs to the path."""
+    path = request.scope["path"]
+    if path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/"):
+        body, media_type = problem_body(error, request.scope["state"].get("request_id", "")), "application/problem+json"
+    else:
+        body, media_type = error_body(error), "application/json"
+    return Response(body, status_code=error.status, media_type=media_type, headers=error_headers(error))
 
 
 def as_evenhand_error(exception: Exception, request: Request[Any, Any, Any]) -> EvenhandError:

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from litestar.types import HTTPScope, Receive
 
-from gateway.domain.principal import Principal
-from gateway.domain.record import Endpoint, RequestInfo
-from gateway.domain.request import GenerationRequest
+from gateway.domain.principal import CLASSES, Principal, RequestClass, lowest
+from gateway.domain.record import RequestInfo
+from gateway.domain.request import Endpoint, GenerationRequest
 from gateway.errors import InvalidRequest
 from gateway.services.inference import Call, Inference
 from gateway.web.body import read_body
@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 DEADLINE_HEADER = b"x-evenhand-deadline-ms"
 MAX_DEADLINE_MS = 24 * 3600 * 1000
+CLASS_HEADER = b"x-evenhand-class"
+_CLASSES: dict[bytes, RequestClass] = {name.encode(): name for name in CLASSES}
 
 
 class InferenceHttp:
@@ -26,25 +28,27 @@ class InferenceHttp:
 
     Args:
         max_body_bytes: largest request body.
+        body_timeout_s: how long it may take to arrive.
         heartbeat_s: between signs of life on a stream that has nothing to tell.
     """
 
-    def __init__(self, inference: Inference, *, max_body_bytes: int, heartbeat_s: float) -> None:
+    def __init__(self, inference: Inference, *, max_body_bytes: int, body_timeout_s: float, heartbeat_s: float) -> None:
         self._inference = inference
         self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
         self._heartbeat_s = heartbeat_s
 
     async def read(self, scope: HTTPScope, receive: Receive, decoder: BodyDecoder[T]) -> T:
-        """Raises `BodyTooLarge`, `InvalidRequest` or `ClientGone`."""
-        return decoder.decode(await read_body(scope, receive, self._max_body_bytes))
+        """Raises what `read_body` raises, and `InvalidRequest`."""
+        return decoder.decode(await read_body(scope, receive, self._max_body_bytes, self._body_timeout_s))
 
     async def prepare(self, scope: HTTPScope, wanted: GenerationRequest, endpoint: Endpoint, *, stream: bool) -> Call:
-        """Raises what `Inference.prepare` raises."""
+        """Raises what `Inference.prepare` raises, and `InvalidRequest` if a class is asked for that does not exist."""
         principal: Principal = scope["auth"]
         info = RequestInfo(
             request_id=scope["state"]["request_id"],
             principal=principal,
-            request_class=principal.default_class,
+            request_class=lowest(principal.default_class, _wanted_class(scope)),
             endpoint=endpoint,
             stream=stream,
         )
@@ -67,4 +71,17 @@ def deadline_ms(scope: HTTPScope) -> int | None:
                     param=DEADLINE_HEADER.decode(),
                 )
             return int(value)
+    return None
+
+
+def _wanted_class(scope: HTTPScope) -> RequestClass | None:
+    """The value of ``x-evenhand-class``, if there is one. Raises `InvalidRequest`."""
+    for name, value in scope["headers"]:
+        if name == CLASS_HEADER:
+            wanted = _CLASSES.get(value.strip().lower())
+            if wanted is None:
+                raise InvalidRequest(
+                    f"x-evenhand-class must be one of {', '.join(CLASSES)}.", param=CLASS_HEADER.decode()
+                )
+            return wanted
     return None

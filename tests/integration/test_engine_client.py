@@ -217,7 +217,7 @@ async def test_stats(client: EngineClient, core: ScriptedCore) -> None:
 async def test_two_questions_at_once_get_their_own_answers(client: EngineClient) -> None:
     first, second, finals = await asyncio.gather(client.stats(MODEL), client.stats(MODEL), client.collect_finals())
     assert first.query_id != second.query_id
-    assert finals == []
+    assert finals.counts == []
 
 
 async def test_finals_of_an_earlier_life_can_be_collected(
@@ -229,10 +229,10 @@ async def test_finals_of_an_earlier_life_can_be_collected(
     await until(lambda: core.aborted == ["r"], "the request is aborted")
     async with connected(EngineLink("engine-0", carriers[1]), client_id="gateway") as later:
         await later.wait_up(MODEL, 20)
-        (final,) = await later.collect_finals()
+        (final,), _ = await later.collect_finals()
         assert (final.request_id, final.finish) == ("r", "abort")
         assert final.num_output_tokens >= 1
-        assert await later.collect_finals(acknowledge=["r"]) == []
+        assert (await later.collect_finals(acknowledge=["r"])).counts == []
 
 
 async def test_an_end_that_was_read_leaves_no_final(carriers: tuple[ServerCarrier, ClientCarrier]) -> None:
@@ -244,7 +244,7 @@ async def test_an_end_that_was_read_leaves_no_final(carriers: tuple[ServerCarrie
             await until(lambda: engine.num_unread_ends == 0, "a ping has told that the end was read")
         async with connected(EngineLink("engine-0", carriers[1]), client_id="gateway") as later:
             await later.wait_up(MODEL, 20)
-            assert await later.collect_finals() == []
+            assert (await later.collect_finals()).counts == []
 
 
 @pytest.fixture

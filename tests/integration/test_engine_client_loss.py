@@ -35,7 +35,7 @@ async def test_an_engine_that_was_never_there(endpoint: str) -> None:
             run(client, "r")
         with pytest.raises(EngineUnavailable):
             await client.stats(MODEL)
-        assert await client.collect_finals() == []
+        assert await client.collect_finals() == ([], False)
         client.set_weight("team", 2)
         with pytest.raises(EngineUnavailable, match="nothing listens there"):
             await client.wait_up(MODEL, 0.2)

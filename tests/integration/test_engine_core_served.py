@@ -176,7 +176,7 @@ async def test_finals_of_a_vanished_gateway_are_what_its_requests_had_used(clien
         seen = await anext(streams[0])
     await idle(client)
     async with connected(endpoint, client_id="gateway") as gateway:
-        finals = {final.request_id: final for final in await gateway.collect_finals()}
+        finals = {final.request_id: final for final in (await gateway.collect_finals()).counts}
     assert set(finals) == names
     assert {final.num_prompt_tokens for final in finals.values()} == {len(prompt_of(5))}
     assert finals["r0"].num_output_tokens >= seen.num_delivered_tokens > 0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 
-from engine_kit import ENGINE_ID, FOREVER, EngineThread, card, collect, raw_client, submit, until
+from engine_kit import ENGINE_ID, FOREVER, EngineThread, RawClient, card, collect, raw_client, submit, until
 from scripted_core import ScriptedCore
 
 from engine.carriers.zeromq_server import ZeroMQServer
 from engine.messages import (
     Abort,
+    CollectFinals,
+    Finals,
     Outputs,
     Ping,
     Refused,
     SetWeight,
     Stats,
     StatsQuery,
+    Timings,
     encode,
 )
 
@@ -74,6 +77,34 @@ def test_finals_belong_to_the_client_that_vanished(engine: EngineThread[Scripted
     with raw_client(endpoint) as gateway:
         gateway.hello("gateway")
         assert set(collect(gateway)) == {"r"}
+
+
+def test_another_client_may_settle_for_one_that_vanished_once_that_is_known_to_be_gone(endpoint: str) -> None:
+    with EngineThread(ScriptedCore(), ZeroMQServer(endpoint), card()) as engine, raw_client(endpoint) as heir:
+        heir.hello("heir")
+        assert finals_of(heir, "gateway").is_complete  # never heard of
+        with raw_client(endpoint) as gateway:
+            gateway.hello("gateway")
+            gateway.send(submit("r", output_cap=FOREVER, num_choices=2))
+            gateway.send(submit("waiting", salt="wait"))
+            gateway.expect(Outputs)
+            until(lambda: "waiting" in engine.core.submitted, "the engine has them all")
+            assert not finals_of(heir, "gateway").is_complete  # connected
+        until(lambda: finals_of(heir, "gateway").is_complete, "the engine has noticed and ended everything")
+        finals = {final.request_id: final for final in finals_of(heir, "gateway").finals}
+        assert set(finals) == {"r", "waiting"}
+        r = finals["r"]
+        assert r.timings == Timings(queue_us=1, prefill_us=2, decode_us=3, engine_us=r.num_output_tokens)
+        assert collect(heir, "r") == {}  # acknowledged for oneself only
+        assert [final.request_id for final in finals_of(heir, "gateway", "r").finals] == ["waiting"]
+        assert finals_of(heir, "gateway", "waiting").finals == ()
+
+
+def finals_of(client: RawClient, client_id: str, *acknowledge: str) -> Finals:
+    client.send(CollectFinals(ENGINE_ID, acknowledge, client_id))
+    while not isinstance(message := client.receive(), Finals):
+        pass
+    return message
 
 
 def test_a_silent_client_is_given_up_after_the_timeout_and_refused_when_it_speaks_again(endpoint: str) -> None:

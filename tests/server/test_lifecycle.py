@@ -69,18 +69,20 @@ def test_an_openai_client_gets_an_answer(evenhand_server: EvenhandProcess) -> No
     assert "Paris" in (answer.choices[0].message.content or "")
 
 
-def test_the_first_start_shows_the_key_and_the_second_is_quick_and_does_not(serve: Serve) -> None:
+def test_the_first_start_shows_two_keys_and_the_second_is_quick_and_shows_none(serve: Serve) -> None:
     first = serve()
     first.wait_ready()
-    assert f"key      {first.key} (new" in first.stderr
+    assert list(first.keys) == ["alpha", "beta"]
     assert f"curl {first.base_url}/chat/completions" in first.stderr
+    assert f"-H 'Authorization: Bearer {first.keys['alpha']}'" in first.stderr
     assert first.stop() == 0
 
     second = serve(first.home)
     assert second.wait_ready() < 15
-    assert second.key == first.key
-    assert second.key not in second.stderr
-    assert f"key      in {second.home}/bootstrap.key" in second.stderr
+    assert second.keys == first.keys
+    for key in second.keys.values():
+        assert key not in second.stderr
+    assert "keys     evenhand key create --org demo --team alpha --name NAME" in second.stderr
     assert _chat(second).status_code == 200
     assert second.stop() == 0
     assert second.process.stdout is not None
@@ -185,6 +187,17 @@ def test_two_servers_share_a_home(evenhand_server: EvenhandProcess, serve: Serve
     assert _chat(other).status_code == 200
     assert other.stop() == 0
     assert _chat(evenhand_server).status_code == 200
+
+
+def test_a_port_is_kept_from_the_first_moment_of_a_start(serve: Serve) -> None:
+    first = serve()
+    wait_until(lambda: (first.home / "run").exists())
+    second = serve(EVENHAND_SERVER__PORT=str(first.port))
+
+    assert second.wait_exit(15) == 1
+    assert "is in use by another program" in second.stderr
+    first.wait_ready()
+    assert first.stop() == 0
 
 
 @pytest.mark.parametrize("setting", ["EVENHAND_SERVER__PORT", "EVENHAND_SERVER__METRICS_PORT"])

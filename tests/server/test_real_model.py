@@ -289,7 +289,7 @@ async def test_huge_prompts_are_refused_at_once_and_hold_nobody_up(evenhand_serv
 def test_the_readme_s_example_names_paris(evenhand_server: EvenhandProcess) -> None:
     [code] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     for written, here in {
-        "/home/you/.evenhand/bootstrap.key": str(evenhand_server.home / "bootstrap.key"),
+        "eh_…": evenhand_server.key,
         "http://127.0.0.1:8000/v1": evenhand_server.base_url,
     }.items():
         assert written in code

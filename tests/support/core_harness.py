@@ -66,6 +66,7 @@ class CoreHarness:
         self.now_us = 5_000_000
         self.eos_every = eos_every
         self.window = window
+        self.plan_ahead = plan_ahead
         self.runner = FakeRunner(
             num_blocks,
             max_sequences=max_sequences,
@@ -197,6 +198,8 @@ class CoreHarness:
         assert stats.num_cached_tokens == sum(o.num_cached_tokens for o in lasts)
         assert stats.num_steps == len(self.runner.plans)
         assert stats.busy_us == STEP_US * len(self.runner.plans)
+        assert stats.busy_us == sum(o.timings.engine_us for o in lasts if o.timings) + stats.unshared_us
+        assert stats.unshared_us == 0 or self.plan_ahead
         assert not self.core.has_work
         assert not self.core._live
         assert not self.core._held

@@ -70,7 +70,13 @@ class EvenhandProcess:
 
     @property
     def key(self) -> str:
-        return (self.home / "bootstrap.key").read_text().strip()
+        """Of team alpha, as the first start in this home has shown it."""
+        return self.keys["alpha"]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Team → key, as the first start in this home has shown them."""
+        return dict(re.findall(r"^  key      (\S+)  (eh_\S+) \(new", self.stderr_path.read_text(), re.MULTILINE))
 
     @property
     def stderr(self) -> str:
@@ -98,20 +104,25 @@ class EvenhandProcess:
 
     def child(self, name: str) -> psutil.Process:
         """The engine or gateway process that runs now."""
+        return self.children(name, 1)[0]
+
+    def children(self, name: str, num: int) -> list[psutil.Process]:
+        """All engine or gateway processes, once there are so many."""
         found: list[psutil.Process] = []
 
-        def is_there() -> bool:
+        def are_there() -> bool:
+            found.clear()
             for process in psutil.Process(self.process.pid).children():
                 try:
                     if name in process.cmdline():
                         found.append(process)
                 except psutil.NoSuchProcess:
                     continue
-            return bool(found)
+            return len(found) >= num
 
-        wait_until(is_there)
-        self._family.add(found[0])
-        return found[0]
+        wait_until(are_there)
+        self._family.update(found)
+        return found
 
     def is_ready(self) -> bool:
         try:

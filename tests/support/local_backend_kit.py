@@ -13,7 +13,7 @@ from engine.messages import Output, Ready, Timings
 from gateway.backends.local import LocalBackend
 from gateway.backends.local_generation import LocalGeneration
 from gateway.domain.events import GenerationEvent, TextDelta
-from gateway.domain.ids import RequestId
+from gateway.domain.ids import KeyId, OrganizationId, RequestId, TeamId
 from gateway.domain.principal import Principal
 from gateway.domain.record import RequestInfo
 from gateway.domain.request import GenerationRequest, Prompt, Text
@@ -21,7 +21,14 @@ from gateway.domain.request import GenerationRequest, Prompt, Text
 ASSETS = byte_assets()
 INFO = RequestInfo(
     request_id=RequestId("req_1"),
-    principal=Principal(organization="acme", team="red", key_id="k1", team_weight=3),
+    principal=Principal(
+        organization_id=OrganizationId("o1"),
+        team_id=TeamId("t1"),
+        key_id=KeyId("k1"),
+        organization="acme",
+        team="red",
+        team_weight=3,
+    ),
     request_class="standard",
     endpoint="chat",
     stream=True,

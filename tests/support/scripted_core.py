@@ -1,7 +1,8 @@
 """A core without a model, for tests of what is around a core: the server, the client, the process.
 
-It stands in at the server's own port (`engine.server.Core`): token i of choice c is 1000 * c + i, one for each running
-choice and step. A request's cache_salt says what becomes of it:
+It stands in at the server's own port (`engine.server.Core`): token i of choice c is 1000 * c + i (and `first_token`
+more, for a tokenizer that has to read them), one for each running choice and step. A request's cache_salt says what
+becomes of it:
 
     ""         runs to its cap
     "uneven"   the same, but choice 0 ends with its first token
@@ -27,7 +28,7 @@ PATIENCE_S = 20.0
 class ScriptedCore:
     """`engine.server.Core` without a model. What was told to it can be read from its attributes."""
 
-    def __init__(self, step_s: float = 0.002) -> None:
+    def __init__(self, step_s: float = 0.002, first_token: int = 0) -> None:
         self.submitted: dict[str, Submit] = {}
         self.aborted: list[str] = []
         self.weights: list[tuple[str, int]] = []
@@ -35,6 +36,7 @@ class ScriptedCore:
         self.num_checks = 0
         self.unblock = threading.Event()
         self._step_s = step_s
+        self._first_token = first_token
         self._num_steps = 0
         self._caps: dict[str, int] = {}
         self._produced: dict[tuple[str, int], int] = {}
@@ -104,7 +106,12 @@ class ScriptedCore:
                 continue
             done = produced == cap and not message.hold_at_cap
             outputs.append(
-                self._output(request_id, choice, (1000 * choice + produced - 1,), "length" if done else None)
+                self._output(
+                    request_id,
+                    choice,
+                    (self._first_token + 1000 * choice + produced - 1,),
+                    "length" if done else None,
+                )
             )
         if self._produced[request_id, 0] == cap:
             if message.hold_at_cap:
@@ -131,5 +138,5 @@ class ScriptedCore:
             num_computed_tokens=num_prompt + produced,
             num_delivered_tokens=produced,
             finish=finish,
-            timings=Timings(queue_us=1, prefill_us=2, decode_us=3) if finish else None,
+            timings=Timings(queue_us=1, prefill_us=2, decode_us=3, engine_us=produced) if finish else None,
         )

@@ -1,25 +1,29 @@
-"""A gateway on a port with a scripted backend, run as a process of its own: ``scripted_program.py PORT HEARTBEAT_S``.
+"""A gateway with a scripted backend, as a process of its own: ``scripted_program.py PORT HEARTBEAT_S SETTINGS``.
 
-Besides the API it has routes under ``/control`` with which a test opens gates and sees what became of requests.
+SETTINGS are further ones of the server, as JSON. Besides the API it has routes under ``/control`` with which a test
+opens gates and sees what became of requests.
 """
 
 import asyncio
+import json
 import signal
 import sys
 from typing import Any
 
 import uvloop
+from identity_kit import fixed_authenticator
 from litestar import Router, get, post
 from litestar.params import FromPath, FromQuery
 from scripted_server import KEY
 
 from gateway.app import build
-from gateway.backends.scripted import Fail, Gate, Say, Script, ScriptedBackend
+from gateway.backends.scripted import Fail, Gate, Pause, Say, Script, ScriptedBackend
 from gateway.errors import EngineDown, InvalidRequest
-from gateway.http_server import Shutdown, serve_http
-from gateway.services.authenticate import SingleKeyStore
+from gateway.http_server import serve_http
 from gateway.settings import ServerSettings
+from gateway.shutdown import Shutdown
 from gateway.telemetry.logging import configure_logging
+from gateway.telemetry.shared_metrics import join_shared_metrics
 
 LOST = EngineDown("The engine is not available right now. Please try again shortly.", retry_after_s=2)
 BIG_PIECE = "many words " * 400
@@ -29,6 +33,7 @@ SCRIPTS = {
     "silent": Script(steps=()),
     "emoji": Script.saying("a ", "\U0001f468", "\u200d", "\U0001f469", " \u6f22", "\u5b57", " e\u0301", "\n"),
     "eight": Script.saying(*(f"word{i} " for i in range(8)), finish="length"),
+    "paced": Script(steps=tuple(step for i in range(20) for step in (Say(f"word{i} "), Pause(0.025)))),
     "two-voices": Script(steps=(Say("left", 0), Say("right", 1), Say(" end"))),
     "cached": Script(steps=(Say("x"),), num_cached_tokens=3),
     "never": Script(steps=(Gate("never"), Say("x"))),
@@ -90,12 +95,13 @@ def control(backend: ScriptedBackend) -> Router:
     return Router("/control", route_handlers=[generations, wait, open_gate, engine, reset])
 
 
-async def serve(port: int, heartbeat_s: float) -> None:
+async def serve(port: int, heartbeat_s: float, more: dict[str, Any]) -> None:
     backend = ScriptedBackend(SCRIPTS, window=1000)
-    settings = ServerSettings(port=port, heartbeat_s=heartbeat_s, drain_s=0.5)
-    app = build(backend=backend, keys=SingleKeyStore.for_key(KEY), server=settings)
-    app.register(control(backend))
+    settings = ServerSettings(**{"port": port, "heartbeat_s": heartbeat_s, "drain_s": 0.5} | more)
     shutdown = Shutdown()
+    join_shared_metrics()
+    app = build(backend=backend, authenticator=fixed_authenticator(KEY), server=settings, shutdown=shutdown)
+    app.register(control(backend))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, shutdown.request)
     async with app.lifespan():
         await serve_http(app, settings, settings.host, shutdown)
@@ -103,4 +109,4 @@ async def serve(port: int, heartbeat_s: float) -> None:
 
 if __name__ == "__main__":
     configure_logging("info")
-    uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2])))
+    uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2]), json.loads(sys.argv[3])))

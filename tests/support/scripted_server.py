@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from identity_kit import KEY
 
-KEY = "eh_test_key_0123456789"
 PROGRAM = Path(__file__).with_name("scripted_program.py")
 
 
@@ -26,10 +27,11 @@ class ScriptedServer:
     port: int
     process: subprocess.Popen[bytes]
     log_file: Path
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -102,13 +104,17 @@ def chat_body(model: str, *, prompt: str = "hi there", **fields: Any) -> dict[st
 
 
 @contextmanager
-def running_server(port: int, folder: Path, *, heartbeat_s: float = 10.0) -> Iterator[ScriptedServer]:
-    """Start, wait for ``/ready``, stop."""
+def running_server(
+    port: int, folder: Path, *, heartbeat_s: float = 10.0, environment: Mapping[str, str] | None = None, **settings: Any
+) -> Iterator[ScriptedServer]:
+    """Start, wait for ``/ready``, stop. `settings` are further ones of the server."""
     log_file = folder / "server.log"
     with log_file.open("wb") as log:
-        command = [sys.executable, "-W", "error", str(PROGRAM), str(port), str(heartbeat_s)]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    server = ScriptedServer(port, process, log_file)
+        command = [sys.executable, "-W", "error", str(PROGRAM), str(port), str(heartbeat_s), json.dumps(settings)]
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | dict(environment or {})
+        )
+    server = ScriptedServer(port, process, log_file, "https" if "tls_cert" in settings else "http")
     try:
         _wait_ready(server)
         yield server
@@ -122,7 +128,7 @@ def _wait_ready(server: ScriptedServer) -> None:
     while time.monotonic() < deadline:
         assert server.process.poll() is None, server.log_file.read_text()
         try:
-            if httpx.get(f"{server.url}/ready").status_code == 200:
+            if httpx.get(f"{server.url}/ready", verify=server.scheme == "http").status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.05)

@@ -32,6 +32,8 @@ def test_imports_run_one_way() -> None:
         ("engine/models/planted.py", "import kernels"),
         ("gateway/domain/planted.py", "import litestar"),
         ("gateway/services/planted.py", "import engine.client"),
+        ("gateway/services/planted.py", "import gateway.storage.database"),
+        ("gateway/storage/planted.py", "import gateway.web.auth"),
         ("gateway/web/planted.py", "import engine.client"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from gateway import __version__
 from gateway.commands.doctor import busy_neighbors
+from gateway.domain.credential import SCANNER_PATTERN
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -51,20 +53,28 @@ def test_a_wrong_setting_is_one_line_on_stderr_and_exit_code_78(evenhand: Run) -
     assert done.stderr.count("\n") == 1
 
 
-def test_several_workers_are_refused_even_with_shared_state(evenhand: Run) -> None:
-    shared = {"EVENHAND_DATABASE__URL": "postgresql://db/x", "EVENHAND_REDIS__URL": "redis://r"}
-    done = evenhand("serve", EVENHAND_SERVER__WORKERS="2", **shared)
-
-    assert done.returncode == 78
-    assert "runs one gateway worker" in done.stderr
-
-
 def test_the_settings_in_force_are_toml_on_stdout(evenhand: Run) -> None:
     done = evenhand("config", "show", EVENHAND_SERVER__PORT="81")
 
     assert done.returncode == 0
     assert tomllib.loads(done.stdout)["server"]["port"] == 81
     assert "# EVENHAND_SERVER__PORT" in done.stdout
+
+
+def test_a_new_key_is_all_there_is_on_stdout(evenhand: Run) -> None:
+    for arguments in (("org", "create", "acme"), ("team", "create", "--org", "acme", "red")):
+        assert evenhand(*arguments).returncode == 0
+    done = evenhand("key", "create", "--org", "acme", "--team", "red", "--name", "first")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(SCANNER_PATTERN + "\n", done.stdout)
+
+
+def test_an_administering_mistake_is_one_line_on_stderr(evenhand: Run) -> None:
+    done = evenhand("org", "disable", "nobody")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "evenhand: There is no organization 'nobody'.\n"
 
 
 def test_an_unknown_command_is_a_usage_error(evenhand: Run) -> None:

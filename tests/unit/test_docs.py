@@ -12,6 +12,7 @@ import typer.main
 
 from gateway.cli import app
 from gateway.commands.config import reference
+from gateway.errors import EvenhandError
 from gateway.settings import Settings, all_settings
 from gateway.settings_sources import load_settings
 from gateway.telemetry.metrics import GatewayMetrics
@@ -64,9 +65,25 @@ def test_the_example_s_values_are_the_defaults_where_there_is_one(
 
 
 def test_every_command_is_documented_and_every_documented_command_exists() -> None:
-    documented = re.findall(r"^\| `(evenhand [a-z ]+)` \|", HANDBOOK, re.MULTILINE)
+    documented = re.findall(r"^\| `(evenhand [a-z -]+)` \|", HANDBOOK, re.MULTILINE)
 
     assert sorted(documented) == sorted(_commands(typer.main.get_command(app)))
+
+
+def test_every_error_code_is_in_the_runbook_and_every_code_there_exists() -> None:
+    runbook = (ROOT / "deploy" / "RUNBOOK.md").read_text()
+    rows = re.findall(r"^\| (\d{3}) \| (.+?) \|", runbook, re.MULTILINE)
+    told = {(int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+
+    def kinds(kind: type[EvenhandError]) -> Iterator[type[EvenhandError]]:
+        yield kind
+        for narrower in kind.__subclasses__():
+            yield from kinds(narrower)
+
+    fixed = {(kind.status, kind.code) for kind in kinds(EvenhandError) if kind.code is not None}
+    sources = [path.read_text() for path in (ROOT / "gateway").rglob("*.py")]
+    given = {(403, code) for text in sources for code in re.findall(r"NotAllowed\([^)]*code=\"(\w+)\"", text)}
+    assert told == fixed | given
 
 
 def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:

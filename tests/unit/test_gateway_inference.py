@@ -6,36 +6,32 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from identity_kit import PRINCIPAL, SteppedClock
 
 from gateway.backends.scripted import Fail, Gate, Pause, Say, Script, ScriptedBackend, ScriptedGeneration
 from gateway.domain.events import GenerationEvent
 from gateway.domain.ids import new_request_id
+from gateway.domain.ledger import Opening
 from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.request import GenerationRequest, Text
 from gateway.domain.usage import TokenUsage
-from gateway.errors import ClientGone, DeadlineExceeded, EngineDown, InternalError, InvalidRequest
-from gateway.services.authenticate import BOOTSTRAP
+from gateway.errors import ClientGone, DeadlineExceeded, EngineDown, InternalError, InvalidRequest, Unavailable
+from gateway.services.catalog import Catalog, FixedListing
 from gateway.services.inference import Call, Inference
-
-
-class Clock:
-    """Stands still unless it is moved."""
-
-    now = 1000.0
-
-    def time(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from gateway.services.ports import Running
+from gateway.services.waiting import WaitingRequests
 
 
 class Records:
     def __init__(self) -> None:
         self.all: list[RequestRecord] = []
+        self.openings: list[Opening] = []
+        self.refuse: Unavailable | None = None
+
+    def opened(self, opening: Opening, running: Running) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.openings.append(opening)
 
     def settled(self, record: RequestRecord) -> None:
         self.all.append(record)
@@ -45,16 +41,16 @@ class Hub:
     """An inference service over one script."""
 
     def __init__(self, *steps: Say | Pause | Gate | Fail, refuse: EngineDown | None = None) -> None:
-        self.clock = Clock()
+        self.clock = SteppedClock()
         self.records = Records()
         script = Script(steps=steps, refuse=refuse)
         self.backend = ScriptedBackend({"m": script}, sleep=self.clock.sleep)
-        self.inference = Inference(self.backend, self.clock, self.records)
+        self.inference = Inference(self.backend, Catalog(self.backend, FixedListing()), self.clock, self.records)
 
     async def call(self, num_choices: int = 1) -> Call:
         info = RequestInfo(
             request_id=new_request_id(),
-            principal=BOOTSTRAP,
+            principal=PRINCIPAL,
             request_class="interactive",
             endpoint="chat",
             stream=False,
@@ -90,6 +86,31 @@ async def test_a_finished_call_is_recorded_with_its_times() -> None:
     assert list(record.inter_token_s) == pytest.approx([0.5, 0.25])
     assert record.total_s == pytest.approx(3.75)
     assert not hub.generation.aborted
+
+
+async def test_a_request_is_on_record_before_anything_is_answered() -> None:
+    hub = Hub(Say("a"))
+    call = await hub.call()
+    assert hub.records.openings == []
+    async with call:
+        [opening] = hub.records.openings
+        assert hub.records.all == []
+
+    assert (opening.request_id, opening.key_id) == (call.info.request_id, PRINCIPAL.key_id)
+    assert (opening.model, opening.requested_model) == ("m", "m")
+    assert (opening.prompt_tokens, opening.num_parts) == (3, 1)
+    assert hub.record.opening is opening
+
+
+async def test_what_cannot_be_put_on_record_is_not_answered() -> None:
+    hub = Hub(Say("a"))
+    hub.records.refuse = Unavailable("the disk is full")
+    call = await hub.call()
+    with pytest.raises(Unavailable):
+        await drain(call)
+
+    assert hub.generation.aborted
+    assert hub.records.all == []
 
 
 async def test_each_choice_has_gaps_of_its_own() -> None:
@@ -191,6 +212,7 @@ class SlowToEnd:
 class SlowPrepared:
     model = "m"
     num_prompt_tokens = 1
+    num_parts = 1
     echo_texts: Sequence[str] = ()
 
     def __init__(self, generation: SlowToEnd) -> None:
@@ -204,7 +226,16 @@ async def test_final_counts_are_waited_for_through_any_number_of_cancellations()
     hub = Hub()
     template = await hub.call()
     generation = SlowToEnd()
-    call = Call(SlowPrepared(generation), template.info, 0.0, hub.clock, hub.records, num_choices=1)
+    call = Call(
+        SlowPrepared(generation),
+        template.info,
+        0.0,
+        hub.clock,
+        hub.records,
+        WaitingRequests(),
+        requested_model="m",
+        num_choices=1,
+    )
     task = asyncio.create_task(drain(call))
     await asyncio.sleep(0)
     for _ in range(3):

@@ -35,12 +35,12 @@ async def test_the_engine_is_told_who_asks_and_how_much_it_may_make() -> None:
     [submit] = client.submits
 
     assert [(node.id, node.weight) for node in submit["path"]] == [
-        ("org:acme", 1),
-        ("team:acme/red", 3),
-        ("class:acme/red/standard", 1),
+        ("org:o1", 1),
+        ("team:t1", 3),
+        ("class:t1/standard", 1),
         ("key:k1", 1),
     ]
-    assert submit["cache_salt"] == "team:acme/red"
+    assert submit["cache_salt"] == "team:t1"
     assert submit["request_class"] == "standard"
     assert submit["request_id"] == "req_1"
     assert submit["token_ids"] == ids_of(ASSETS, "hello")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -9,23 +10,38 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import structlog
+from identity_kit import PRINCIPAL
 
+import gateway.telemetry.metrics
 from gateway.domain.ids import RequestId
+from gateway.domain.ledger import Opening
 from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.usage import EngineTimings, TokenUsage
-from gateway.errors import InvalidKey
-from gateway.services.authenticate import BOOTSTRAP, Authenticator, SingleKeyStore
 from gateway.telemetry.logging import configure_logging
-from gateway.telemetry.metrics import GatewayMetrics, metrics_server
+from gateway.telemetry.metrics import EngineLoad, GatewayMetrics, metrics_server
 from gateway.telemetry.recorder import TelemetryRecorder
 
 RECORD = RequestRecord(
     info=RequestInfo(
-        request_id=RequestId("req_1"), principal=BOOTSTRAP, request_class="interactive", endpoint="chat", stream=True
+        request_id=RequestId("req_1"), principal=PRINCIPAL, request_class="interactive", endpoint="chat", stream=True
     ),
-    model="m",
+    opening=Opening(
+        request_id=RequestId("req_1"),
+        opened_at_ms=1000,
+        organization_id=PRINCIPAL.organization_id,
+        team_id=PRINCIPAL.team_id,
+        key_id=PRINCIPAL.key_id,
+        model="m",
+        requested_model="alias-of-m",
+        endpoint="chat",
+        stream=True,
+        request_class="interactive",
+        prompt_tokens=10,
+    ),
+    closed_at_ms=1500,
     outcome="finished",
     usage=TokenUsage(prompt_tokens=10, completion_tokens=4, cached_tokens=3),
     timings=EngineTimings(queue_us=2500),
@@ -119,8 +135,8 @@ def test_a_settled_request_is_one_line_and_its_counts(log: io.StringIO) -> None:
     expected = {
         "event": "request.finished",
         "request_id": "req_1",
-        "team": "default",
-        "key_id": "bootstrap",
+        "team": "red",
+        "key_id": "key_1",
         "model": "m",
         "outcome": "finished",
         "finish_reason": "stop",
@@ -147,6 +163,60 @@ def test_a_settled_request_is_one_line_and_its_counts(log: io.StringIO) -> None:
     assert sample("evenhand_request_seconds_sum", model="m") == pytest.approx(0.5)
 
 
+def test_tokens_and_requests_are_counted_by_team_up_to_a_number_of_teams() -> None:
+    metrics = GatewayMetrics(lambda: True, max_teams=2)
+    for team in ("red", "blue", "green", "red", "white"):
+        principal = msgspec.structs.replace(PRINCIPAL, organization="acme", team=team)
+        info = msgspec.structs.replace(RECORD.info, principal=principal)
+        metrics.observe(msgspec.structs.replace(RECORD, info=info))
+
+    def tokens(organization: str, team: str, kind: str) -> float | None:
+        labels = {"organization": organization, "team": team, "kind": kind}
+        return metrics.registry.get_sample_value("evenhand_team_tokens_total", labels)
+
+    assert [tokens("acme", "red", kind) for kind in ("prompt", "cached", "completion")] == [20, 6, 8]
+    assert tokens("acme", "blue", "prompt") == 10
+    assert tokens("other", "other", "prompt") == 20
+    assert tokens("acme", "green", "prompt") is None
+    finished = {"organization": "other", "team": "other", "outcome": "finished"}
+    assert metrics.registry.get_sample_value("evenhand_team_requests_total", finished) == 2
+
+
+def test_a_name_in_a_label_is_cut() -> None:
+    metrics = GatewayMetrics(lambda: True)
+    principal = msgspec.structs.replace(PRINCIPAL, organization="o" * 1000, team="t" * 1000)
+    metrics.observe(msgspec.structs.replace(RECORD, info=msgspec.structs.replace(RECORD.info, principal=principal)))
+
+    labels = {"organization": "o" * 100, "team": "t" * 100, "outcome": "finished"}
+    assert metrics.registry.get_sample_value("evenhand_team_requests_total", labels) == 1
+
+
+async def test_the_engine_s_load_is_asked_for_as_long_as_the_gateway_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.telemetry.metrics, "REFRESH_S", 0.01)
+    load = EngineLoad(model="m", num_running=3, num_waiting=7, num_free_blocks=10, num_used_blocks=90)
+    num_asked = 0
+    told = asyncio.Event()
+
+    async def ask() -> EngineLoad | None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 3:
+            told.set()  # what it was told the second time has been taken in
+        return None if num_asked == 1 else load
+
+    metrics = GatewayMetrics(lambda: num_asked > 1)
+    value = metrics.registry.get_sample_value
+    assert value("evenhand_engine_up") == 0
+    async with asyncio.timeout(10), metrics.kept_fresh(ask):
+        await told.wait()
+
+    assert value("evenhand_engine_up") == 1
+    assert value("evenhand_engine_running", {"model": "m"}) == 3
+    assert value("evenhand_engine_waiting", {"model": "m"}) == 7
+    assert value("evenhand_engine_kv_blocks", {"model": "m", "state": "used"}) == 90
+    assert value("evenhand_engine_kv_blocks", {"model": "m", "state": "free"}) == 10
+
+
 def test_metrics_are_served_on_a_port_of_their_own() -> None:
     metrics = GatewayMetrics(lambda: False)
     metrics.refused(404, None)
@@ -159,36 +229,3 @@ def test_metrics_are_served_on_a_port_of_their_own() -> None:
     assert 'evenhand_requests_refused_total{code="model_not_found",status="404"} 1.0' in text
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/metrics")
-
-
-def test_one_key_is_known_and_no_other() -> None:
-    authenticator = Authenticator(SingleKeyStore.for_key("eh_right"))
-
-    assert authenticator.authenticate([(b"authorization", b"bearer eh_right")]) == BOOTSTRAP
-    assert authenticator.authenticate([(b"host", b"x"), (b"x-api-key", b" eh_right ")]) == BOOTSTRAP
-    both = [(b"authorization", b"Basic eh_x"), (b"x-api-key", b"eh_right")]
-    assert authenticator.authenticate(both) == BOOTSTRAP
-    for headers in (
-        [],
-        [(b"authorization", b"Bearer eh_wrong")],
-        [(b"x-api-key", b"")],
-        [(b"authorization", b"eh_right")],
-    ):
-        with pytest.raises(InvalidKey) as raised:
-            authenticator.authenticate(headers)
-        assert "eh_wrong" not in str(raised.value)
-        assert "eh_right" not in str(raised.value)
-
-
-def test_the_key_store_never_sees_the_key() -> None:
-    seen: list[bytes] = []
-
-    class Store:
-        def find(self, digest: bytes) -> None:
-            seen.append(digest)
-
-    with pytest.raises(InvalidKey):
-        Authenticator(Store()).authenticate([(b"x-api-key", b"eh_secret")])
-
-    assert len(seen[0]) == 32
-    assert b"secret" not in seen[0]

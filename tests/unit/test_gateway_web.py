@@ -7,17 +7,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+from identity_kit import PRINCIPAL
 
-from gateway.app import SystemClock
 from gateway.backends.scripted import Fail, Gate, Say, Script, ScriptedBackend
+from gateway.clock import SystemClock
 from gateway.domain.events import GenerationEvent, TextDelta
 from gateway.domain.ids import RequestId
+from gateway.domain.ledger import Opening
 from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.request import GenerationRequest, Text
 from gateway.domain.usage import TokenUsage
 from gateway.errors import BodyTooLarge, ClientGone, EngineDown, EvenhandError
-from gateway.services.authenticate import BOOTSTRAP
+from gateway.services.catalog import Catalog, FixedListing
 from gateway.services.inference import Call, Inference
+from gateway.services.ports import Running
 from gateway.web.body import read_body
 from gateway.web.disconnect import ClientWatch
 from gateway.web.sse import EventStream, WholeAnswer
@@ -88,6 +91,9 @@ class Records:
     def __init__(self) -> None:
         self.outcomes: list[str] = []
 
+    def opened(self, opening: Opening, running: Running) -> None:
+        pass
+
     def settled(self, record: RequestRecord) -> None:
         self.outcomes.append(record.outcome)
 
@@ -96,12 +102,12 @@ async def call_of(*steps: Say | Gate | Fail) -> tuple[Call, ScriptedBackend, Rec
     backend, records = ScriptedBackend({"m": Script(steps=steps)}), Records()
     info = RequestInfo(
         request_id=RequestId("req_1"),
-        principal=BOOTSTRAP,
+        principal=PRINCIPAL,
         request_class="interactive",
         endpoint="chat",
         stream=True,
     )
-    inference = Inference(backend, SystemClock(), records)
+    inference = Inference(backend, Catalog(backend, FixedListing()), SystemClock(), records)
     return await inference.prepare(GenerationRequest(model="m", prompts=(Text("x"),)), info), backend, records
 
 

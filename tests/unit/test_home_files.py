@@ -1,9 +1,8 @@
-"""The bootstrap key, the folder of the engine's socket, and the look at a port."""
+"""The folder of the engine's socket, and the look at a port."""
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import stat
 import subprocess
@@ -12,54 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bootstrap_key import KeyFileError, load_or_create_key
 from gateway.ports import PortError, check_port
 from gateway.socket_folder import MAX_SOCKET_PATH_BYTES, SOCKET_NAME, socket_folder
-
-
-def test_the_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
-    key, is_new = load_or_create_key(tmp_path / "home")
-
-    assert is_new
-    assert re.fullmatch(r"eh_[A-Za-z0-9_-]{43,}", key)
-    file = tmp_path / "home" / "bootstrap.key"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert file.read_text() == f"{key}\n"
-    assert load_or_create_key(tmp_path / "home") == (key, False)
-    assert [path.name for path in (tmp_path / "home").iterdir()] == ["bootstrap.key"]
-
-
-def test_of_many_processes_one_makes_the_key(tmp_path: Path) -> None:
-    code = f"from gateway.bootstrap_key import *; print(*load_or_create_key(Path({str(tmp_path)!r})))"
-    many = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    answers = [child.communicate(timeout=60)[0].split() for child in many]
-
-    assert len({key for key, _ in answers}) == 1
-    assert sorted(is_new for _, is_new in answers) == ["False"] * 5 + ["True"]
-
-
-def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    load_or_create_key(tmp_path)
-    (tmp_path / "bootstrap.key").chmod(0o640)
-
-    with pytest.raises(KeyFileError, match=r"others may read it \(mode 640\); run: chmod 600"):
-        load_or_create_key(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"secret\n", b"\xff"])
-def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "bootstrap.key").write_bytes(content)
-    (tmp_path / "bootstrap.key").chmod(0o600)
-
-    with pytest.raises(KeyFileError, match=r"bootstrap\.key"):
-        load_or_create_key(tmp_path)
-
-
-def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with pytest.raises(KeyFileError, match=r"file/home/bootstrap\.key: cannot be used"):
-        load_or_create_key(tmp_path / "file" / "home")
 
 
 def test_the_socket_s_folder_is_private_and_goes_away(tmp_path: Path) -> None:

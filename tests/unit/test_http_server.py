@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ import httpx
 import pytest
 
 import gateway.http_server
-from gateway.commands.serve import wait_until_ready
-from gateway.http_server import Shutdown, serve_http
+from gateway.http_server import check_tls, serve_http
 from gateway.settings import ServerSettings
+from gateway.settings_sources import SettingsError
+from gateway.shutdown import Shutdown
 
 Message = dict[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -48,11 +51,11 @@ class Application:
 class House:
     """The application on a port."""
 
-    def __init__(self, port: int, drain_s: float) -> None:
+    def __init__(self, port: int, drain_s: float, drain_notice_s: float) -> None:
         self.application = Application()
         self.shutdown = Shutdown()
         self.url = f"http://127.0.0.1:{port}"
-        settings = ServerSettings(port=port, drain_s=drain_s)
+        settings = ServerSettings(port=port, drain_s=drain_s, drain_notice_s=drain_notice_s)
         self.serving = asyncio.create_task(serve_http(self.application, settings, "127.0.0.1", self.shutdown))
 
     async def opened(self) -> None:
@@ -67,12 +70,12 @@ class House:
 
 
 @pytest.fixture
-def open_house(free_port: Callable[[], int]) -> Callable[[float], House]:
-    return lambda drain_s: House(free_port(), drain_s)
+def open_house(free_port: Callable[[], int]) -> Callable[..., House]:
+    return lambda drain_s, drain_notice_s=0.0: House(free_port(), drain_s, drain_notice_s)
 
 
 async def test_a_drain_lets_running_requests_finish_while_the_port_stays_open(
-    open_house: Callable[[float], House],
+    open_house: Callable[..., House],
 ) -> None:
     house = open_house(1000)
     await house.opened()
@@ -95,7 +98,7 @@ async def test_a_drain_lets_running_requests_finish_while_the_port_stays_open(
 
 @pytest.mark.parametrize("drain_s", [0.1, 1000.0])
 async def test_the_end_of_the_grace_or_a_second_request_cuts_what_still_runs(
-    open_house: Callable[[float], House], drain_s: float
+    open_house: Callable[..., House], drain_s: float
 ) -> None:
     house = open_house(drain_s)
     await house.opened()
@@ -112,8 +115,32 @@ async def test_the_end_of_the_grace_or_a_second_request_cuts_what_still_runs(
     assert house.application.endings == ["cut"]
 
 
+async def test_an_idle_server_stays_for_the_notice_before_it_closes(open_house: Callable[..., House]) -> None:
+    house = open_house(1000, 0.3)
+    await house.opened()
+    started = time.monotonic()
+    house.shutdown.request()
+    async with httpx.AsyncClient() as newcomer:
+        assert (await newcomer.get(f"{house.url}/quick")).text == "1.1"
+    assert house.shutdown.is_draining
+    assert not house.shutdown.is_closing
+    await asyncio.wait_for(house.serving, 10)
+
+    assert house.shutdown.is_closing
+    assert time.monotonic() - started > 0.3
+
+
+async def test_a_second_request_cuts_the_notice_short(open_house: Callable[..., House]) -> None:
+    house = open_house(1000, 1000)
+    await house.opened()
+    house.shutdown.request()
+    house.shutdown.request()
+
+    await asyncio.wait_for(house.serving, 10)
+
+
 async def test_a_client_that_does_not_read_cannot_hold_up_the_end(
-    open_house: Callable[[float], House], monkeypatch: pytest.MonkeyPatch
+    open_house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway.http_server, "STOP_S", 0.2)
     house = open_house(0.1)
@@ -133,21 +160,62 @@ async def test_a_port_that_cannot_be_listened_on_is_an_error(free_port: Callable
             await serve_http(Application(), ServerSettings(port=port), "127.0.0.1", Shutdown())
 
 
-async def test_tls_is_served_and_readiness_is_seen_through_it(free_port: Callable[[], int], tmp_path: Path) -> None:
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    make = await asyncio.create_subprocess_exec(
-        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=hub.example"),
-        *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert await make.wait() == 0
-    settings = ServerSettings(port=free_port(), tls_cert=certificate, tls_key=key)
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate, its key, and the key of another."""
+    folder = tmp_path_factory.mktemp("pem")
+    for key, certificate in (("tls.key", "tls.crt"), ("other.key", "other.crt")):
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=hub.example"),
+                *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / key, "-out", folder / certificate),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    lock = [
+        "openssl",
+        "rsa",
+        "-aes256",
+        "-passout",
+        "pass:secret",
+        "-in",
+        folder / "tls.key",
+        "-out",
+        folder / "locked.key",
+    ]
+    subprocess.run(lock, check=True, capture_output=True)
+    (folder / "text").write_text("not a key")
+    return folder
+
+
+async def test_tls_is_served(free_port: Callable[[], int], pem: Path) -> None:
+    settings = ServerSettings(port=free_port(), tls_cert=pem / "tls.crt", tls_key=pem / "tls.key")
+    check_tls(settings)
     shutdown = Shutdown()
     serving = asyncio.create_task(serve_http(Application(), settings, "127.0.0.1", shutdown))
-
-    await asyncio.wait_for(wait_until_ready(settings, "127.0.0.1"), 10)
-    trust = ssl.create_default_context(cafile=str(certificate))
-    async with httpx.AsyncClient(verify=trust) as client:
-        assert (await client.get(f"https://127.0.0.1:{settings.port}/quick")).text == "1.1"
+    trust = ssl.create_default_context(cafile=str(pem / "tls.crt"))
+    async with asyncio.timeout(10), httpx.AsyncClient(verify=trust) as client:
+        while not serving.done():
+            try:
+                answer = await client.get(f"https://127.0.0.1:{settings.port}/quick")
+                break
+            except httpx.ConnectError:
+                await asyncio.sleep(0.01)
+    assert answer.text == "1.1"
     shutdown.request()
     await asyncio.wait_for(serving, 10)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "why"),
+    [
+        ("tls.crt", "other.key", "the key is not the certificate's"),
+        ("tls.crt", "text", "one is not PEM"),
+        ("text", "tls.key", "one is not PEM"),
+        ("tls.crt", "locked.key", "the key has a password"),
+    ],
+)
+def test_a_certificate_and_a_key_that_do_not_fit_are_named(pem: Path, certificate: str, key: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=rf"tls_cert \S+{certificate} and server\.tls_key \S+{key} .*{why}"):
+        check_tls(ServerSettings(tls_cert=pem / certificate, tls_key=pem / key))

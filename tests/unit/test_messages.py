@@ -59,7 +59,7 @@ TO_ENGINE: list[ToEngine] = [
     SetWeight("e", "team", 4),
     ChargeExternal("e", "team", 123_456),
     StatsQuery("e", 7),
-    CollectFinals("e", ("r", "s")),
+    CollectFinals("e", ("r", "s"), "gateway-0"),
     Ping("e", 12),
 ]
 
@@ -95,8 +95,10 @@ FROM_ENGINE: list[FromEngine] = [
                 num_computed_tokens=3,
                 num_output_tokens=4,
                 finish="abort",
+                timings=Timings(queue_us=5, engine_us=6),
             ),
         ),
+        is_complete=True,
     ),
     Pong("e"),
     Refused("e", "other version"),
@@ -171,6 +173,8 @@ def test_a_field_of_a_later_version_is_ignored() -> None:
 
 def test_a_field_that_an_earlier_version_did_not_send_takes_its_default() -> None:
     assert decode_to_engine(msgspec.msgpack.encode({"type": "ping", "engine_id": "e"})) == Ping("e", 0)
+    earlier = {"type": "finals", "engine_id": "e", "finals": ()}
+    assert decode_from_engine(msgspec.msgpack.encode(earlier)) == Finals("e", (), is_complete=False)
 
 
 GARBAGE = {

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +76,36 @@ def test_everything_asked_for_is_pinned(project: dict[str, list[str]]) -> None:
 
     assert _needed(project["runtime"] + project["dev"]) - set(pins) == set()
     assert all("+" not in version for version in pins.values())
+
+
+def test_a_wheel_has_the_three_packages_and_the_migrations_and_finds_them(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(installed)
+    code = "from gateway.storage.schema import migrations_folder; print(migrations_folder())"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {
+        "gateway",
+        "engine",
+        "kernels",
+    }
+    folder = Path(found.stdout.strip())
+    assert folder == installed / "gateway" / "storage" / "_migrations"
+    kept = [
+        path.relative_to(ROOT / "migrations") for path in (ROOT / "migrations").rglob("*.*") if path.suffix != ".pyc"
+    ]
+    assert {path.relative_to(folder) for path in folder.rglob("*.*")} == set(kept)
 
 
 def test_the_command_starts_without_torch() -> None:

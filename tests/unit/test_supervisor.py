@@ -19,7 +19,7 @@ STAND_IN = textwrap.dedent(
     """
     import os, select, signal, sys
 
-    name, behavior, log, _, pipe = sys.argv[1:]
+    name, behavior, log, _, lifeline = sys.argv[1:]
     signals, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -29,23 +29,25 @@ STAND_IN = textwrap.dedent(
         with open(log, "a") as file:
             file.write(f"{name} {word} {os.getpid()}\\n")
 
-    if name == "gateway":
-        os.set_blocking(int(pipe), False)  # as event loops do to what they watch
+    if name.startswith("gateway"):
+        os.set_blocking(int(lifeline), False)  # as event loops do to what they watch
     if behavior == "misconfigured":
         sys.exit(78)
     say("started")
+    if behavior != "slow":
+        os.write(int(lifeline), b"ready\\n")
     if behavior == "frail":
         sys.exit(3)
     while True:
-        if name == "engine" and not os.get_blocking(int(pipe)):
+        if name == "engine" and not os.get_blocking(int(lifeline)):
             say("disturbed")
-        ready, _, _ = select.select([signals, int(pipe)], [], [])
-        if int(pipe) in ready:
+        ready, _, _ = select.select([signals, int(lifeline)], [], [])
+        if int(lifeline) in ready:
             say("orphaned")
             sys.exit(1)
         os.read(signals, 1)
         say("told")
-        if behavior == "obedient" or (behavior == "busy" and open(log).read().count(f"{name} told") == 2):
+        if behavior in ("obedient", "slow") or (behavior == "busy" and open(log).read().count(f"{name} told") == 2):
             say("left")
             sys.exit(0)
     """
@@ -60,21 +62,31 @@ class Stage:
         self.script.write_text(STAND_IN)
         self.log = folder / "log"
         self.said: list[str] = []
-        self.ready = asyncio.Event()
+        self.ended: list[str] = []
         self.is_announced = False
 
     def child(self, name: str, behavior: str, *, drain_s: float = 0.0, niceness: int = 0) -> ChildSpec:
-        command = [sys.executable, str(self.script), name, behavior, str(self.log)]
-        return ChildSpec(name=name, command=command, environment=os.environ, drain_s=drain_s, niceness=niceness)
+        return ChildSpec(
+            name=name,
+            command=[sys.executable, str(self.script), name, behavior, str(self.log)],
+            environment=os.environ,
+            tells_ready=name.startswith("gateway"),
+            drain_s=drain_s,
+            niceness=niceness,
+        )
 
-    def start(self, *children: ChildSpec) -> asyncio.Task[int]:
-        async def ready() -> None:
-            await self.ready.wait()
+    def start(self, *groups: ChildSpec | list[ChildSpec]) -> asyncio.Task[int]:
+        """A child that is not in a list is a group of its own."""
 
         def announce() -> None:
             self.is_announced = True
 
-        supervisor = Supervisor(children, ready=ready, on_ready=announce, log=self.said.append)
+        supervisor = Supervisor(
+            [group if isinstance(group, list) else [group] for group in groups],
+            on_ready=announce,
+            on_end=self.ended.append,
+            log=self.said.append,
+        )
         return asyncio.create_task(supervisor.run())
 
     def events(self) -> list[str]:
@@ -117,15 +129,51 @@ async def test_a_signal_stops_the_children_in_their_order(stage: Stage, number: 
     assert stage.events()[2:] == ["gateway told", "gateway left", "engine told", "engine left"]
 
 
-async def test_readiness_is_announced_once_it_is_there(stage: Stage) -> None:
-    running = stage.start(stage.child("engine", "obedient"))
-    await stage.until(lambda: len(stage.events()) == 1)
-    assert not stage.is_announced
-    stage.ready.set()
+async def test_readiness_is_announced_once_every_gateway_has_told_it(stage: Stage) -> None:
+    gateways = [stage.child("gateway-1", "obedient"), stage.child("gateway-2", "slow")]
+    running = stage.start(gateways, stage.child("engine", "obedient"))
+    await stage.until(lambda: len(stage.events()) == 3)
+    os.kill(stage.pids("gateway-1 started")[0], signal.SIGKILL)
+    await stage.until(lambda: len(stage.pids("gateway-1 started")) == 2)
+    assert not stage.is_announced, "one that is ready twice is not two that are ready"
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    assert await running == 0
+    running = stage.start([gateways[0], stage.child("gateway-2", "obedient")])
     await stage.until(lambda: stage.is_announced)
     os.kill(os.getpid(), signal.SIGTERM)
 
     assert await running == 0
+
+
+async def test_all_workers_drain_at_once_and_the_engine_outlives_them(stage: Stage) -> None:
+    gateways = [stage.child(f"gateway-{i}", "busy", drain_s=1000) for i in (1, 2, 3)]
+    running = stage.start(gateways, stage.child("engine", "obedient"))
+    await stage.until(lambda: len(stage.events()) == 4)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stage.until(lambda: len(stage.events()) == 7)
+    assert sorted(stage.events()[4:]) == ["gateway-1 told", "gateway-2 told", "gateway-3 told"]
+    for pid in stage.pids("gateway-1 started") + stage.pids("gateway-3 started"):
+        os.kill(pid, signal.SIGTERM)
+    await stage.until(lambda: len(stage.ended) == 2)
+    assert not any(event.startswith("engine told") for event in stage.events())
+    os.kill(stage.pids("gateway-2 started")[0], signal.SIGTERM)
+
+    assert await running == 0
+    assert stage.ended[2:] == ["gateway-2", "engine"]
+    assert stage.events()[-2:] == ["engine told", "engine left"]
+
+
+async def test_a_worker_that_dies_is_started_again_beside_the_others(stage: Stage) -> None:
+    running = stage.start([stage.child(f"gateway-{i}", "obedient") for i in (1, 2)])
+    await stage.until(lambda: len(stage.events()) == 2)
+    os.kill(stage.pids("gateway-2 started")[0], signal.SIGKILL)
+    await stage.until(lambda: len(stage.pids("gateway-2 started")) == 2)
+    assert stage.ended == ["gateway-2"]
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    assert await running == 0
+    assert len(stage.pids("gateway-1 started")) == 1
 
 
 async def test_a_second_signal_cuts_a_drain_short(stage: Stage) -> None:
@@ -183,7 +231,7 @@ async def test_a_signal_does_not_wait_for_a_restart(stage: Stage, monkeypatch: p
 
 
 async def test_a_child_that_cannot_work_as_it_is_set_up_ends_everything(stage: Stage) -> None:
-    running = stage.start(stage.child("gateway", "obedient"), stage.child("engine", "misconfigured"))
+    running = stage.start(stage.child("gateway", "slow"), stage.child("engine", "misconfigured"))
 
     assert await running == CONFIG_EXIT
     assert not stage.is_announced
@@ -220,7 +268,7 @@ async def test_a_killed_supervisor_leaves_nobody_behind(stage: Stage) -> None:
 import asyncio, os
 from gateway.supervisor import ChildSpec, Supervisor
 children = [ChildSpec(name=name, command=command, environment=os.environ) for name, command in {children}]
-asyncio.run(Supervisor(children, ready=asyncio.Event().wait, on_ready=lambda: None, log=print).run())
+asyncio.run(Supervisor([children], on_ready=lambda: None, log=print).run())
 """
     supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
     await stage.until(lambda: len(stage.events()) == 2)

@@ -36,7 +36,7 @@ class ChatStream:
                 "id": chat_id(call),
                 "object": "chat.completion.chunk",
                 "created": call.created,
-                "model": call.prepared.model,
+                "model": call.requested_model,
                 "system_fingerprint": FINGERPRINT,
             }
         )
@@ -91,7 +91,7 @@ class ChatAnswer:
                 "id": chat_id(self._call),
                 "object": "chat.completion",
                 "created": self._call.created,
-                "model": self._call.prepared.model,
+                "model": self._call.requested_model,
                 "system_fingerprint": FINGERPRINT,
             }
         )

@@ -24,7 +24,7 @@ def _head(call: Call) -> bytes:
             "id": "cmpl-" + call.info.request_id.removeprefix(REQUEST_PREFIX),
             "object": "text_completion",
             "created": call.created,
-            "model": call.prepared.model,
+            "model": call.requested_model,
             "system_fingerprint": FINGERPRINT,
         }
     )[:-1]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from litestar import Controller, get
+from litestar import Controller, Request, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
@@ -11,20 +11,23 @@ from gateway.services.catalog import Catalog
 
 
 class ModelsController(Controller):
-    """The models that can be asked for."""
+    """The names that the caller's key may ask for."""
 
     path = "/models"
     tags = ("Models",)
 
     @get(operation_id="listModels")
-    async def list_models(self, catalog: NamedDependency[Catalog]) -> dict[str, Any]:
+    async def list_models(self, request: Request[Any, Any, Any], catalog: NamedDependency[Catalog]) -> dict[str, Any]:
         """All of them."""
-        return {"object": "list", "data": [_to_wire(card) for card in catalog.cards()]}
+        cards = await catalog.cards(request.scope["auth"])
+        return {"object": "list", "data": [_to_wire(card) for card in cards]}
 
     @get("/{model_id:path}", operation_id="retrieveModel")
-    async def retrieve_model(self, catalog: NamedDependency[Catalog], model_id: FromPath[str]) -> dict[str, Any]:
+    async def retrieve_model(
+        self, request: Request[Any, Any, Any], catalog: NamedDependency[Catalog], model_id: FromPath[str]
+    ) -> dict[str, Any]:
         """One of them; ids may contain slashes."""
-        return _to_wire(catalog.card(model_id.strip("/")))
+        return _to_wire(await catalog.card(model_id.strip("/"), request.scope["auth"]))
 
 
 def _to_wire(card: ModelCard) -> dict[str, Any]:

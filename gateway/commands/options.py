@@ -1,0 +1,33 @@
+"""Options that several commands have, and the forms their values come in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Config = Annotated[
+    Path | None, typer.Option("--config", help="Settings file; else EVENHAND_CONFIG, ./evenhand.toml or the home's.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Weight = Annotated[int, typer.Option(help="Share among its siblings, 1 to 1000000.")]
+Organization = Annotated[str, typer.Option("--org", help="Name of the organization.")]
+Team = Annotated[str, typer.Option("--team", help="Name of the team.")]
+
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def duration_ms(text: str) -> int:
+    """Such as 90s, 30m, 12h, 30d or 2w, in milliseconds."""
+    found = re.fullmatch("([0-9]{1,9})([smhdw])", text)
+    if found is None:
+        raise typer.BadParameter("not a time such as 90s, 30m, 12h, 30d or 2w")
+    return int(found[1]) * _UNIT_MS[found[2]]
+
+
+ExpiresIn = Annotated[
+    int | None,
+    typer.Option("--expires-in", parser=duration_ms, metavar="TIME", help="Such as 12h or 30d; unset is never."),
+]

@@ -1,0 +1,102 @@
+"""The usage ledger: one row for each logical request that got a 200, and what is summed up from it.
+
+Tokens, microseconds and milliseconds since the epoch are integers. A row never changes once it is there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.domain.ids import KeyId, OrganizationId, RequestId, TeamId
+from gateway.domain.principal import RequestClass
+from gateway.domain.request import Endpoint
+from gateway.domain.usage import Outcome
+
+HOUR_MS = 3_600_000
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a request when its answer begins: enough to settle it even if this process dies.
+
+    Attributes:
+        model: the one that answers; `requested_model` the name that was asked for.
+        num_parts: engine requests it was handed over as; if there are several their ids are
+            ``{request_id}-0``, ``{request_id}-1`` and so on, else the one has the request's own id.
+    """
+
+    request_id: RequestId
+    opened_at_ms: int
+    organization_id: OrganizationId
+    team_id: TeamId
+    key_id: KeyId
+    model: str
+    requested_model: str
+    endpoint: Endpoint
+    stream: bool
+    request_class: RequestClass
+    prompt_tokens: int
+    num_parts: int = 1
+
+
+class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A settled request.
+
+    Attributes:
+        closed_at_ms: settlement; the row counts for the hour that this lies in.
+        finish_reason: of its choices, each kind once, joined by commas; empty if none came to its end.
+        error_code: what the caller was told, if it failed after its answer had begun.
+        cached_tokens: part of `prompt_tokens`.
+        engine_us: the request's share of the engine's step times.
+        ttft_us: from arrival to first text; None if there was none, or it is not known.
+        total_us: from arrival to the end; None if it is not known.
+    """
+
+    request_id: RequestId
+    opened_at_ms: int
+    closed_at_ms: int
+    organization_id: OrganizationId
+    team_id: TeamId
+    key_id: KeyId
+    model: str
+    requested_model: str
+    endpoint: Endpoint
+    stream: bool
+    request_class: RequestClass
+    outcome: Outcome
+    finish_reason: str
+    error_code: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_us: int
+    prefill_us: int
+    decode_us: int
+    preempted_us: int
+    engine_us: int
+    ttft_us: int | None
+    total_us: int | None
+
+
+class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over ledger rows."""
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    engine_us: int = 0
+
+
+class HourlyUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums of one hour, key and model.
+
+    Attributes:
+        hour_ms: when the hour begins, in milliseconds since the epoch; a multiple of `HOUR_MS`.
+    """
+
+    hour_ms: int
+    organization_id: OrganizationId
+    team_id: TeamId
+    key_id: KeyId
+    model: str
+    totals: UsageTotals

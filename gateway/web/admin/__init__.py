@@ -1,0 +1,1 @@
+"""The admin API: JSON under ``/admin/api``, for administrators and their programs."""

@@ -1,0 +1,93 @@
+"""What all admin handlers need from HTTP: bodies, queries, and who is calling."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from litestar import Request
+
+from gateway.domain.tenancy import AdminToken
+from gateway.errors import InvalidRequest
+from gateway.services.administration import Administration
+from gateway.services.audit import Actor
+from gateway.services.ports import Clock
+from gateway.web.admin.schema import NoQuery, Nothing
+from gateway.web.body import read_body
+from gateway.web.decoding import BodyDecoder, explain
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_BODY_BYTES = 64 << 10
+MAX_QUERY_BYTES = 8 << 10
+MAX_QUERY_FIELDS = 16
+
+AdminRequest = Request[Any, Any, Any]
+
+_nothing = BodyDecoder(Nothing)
+
+
+class AdminHttp:
+    """Injected into every admin handler, with the use cases by what they are about.
+
+    Args:
+        body_timeout_s: for a body to arrive.
+    """
+
+    def __init__(self, administration: Administration, clock: Clock, *, body_timeout_s: float) -> None:
+        self.tenants = administration.tenants
+        self.keys = administration.keys
+        self.tokens = administration.tokens
+        self.catalog = administration.catalog
+        self.reports = administration.reports
+        self._clock = clock
+        self._body_timeout_s = body_timeout_s
+
+    def now_ms(self) -> int:
+        return int(self._clock.time() * 1000)
+
+    def actor(self, request: AdminRequest) -> Actor:
+        """The token's holder, with the address that the request came from."""
+        token: AdminToken = request.scope["auth"]
+        state = request.scope["state"]
+        client = request.scope["client"]
+        source = state.get("client_address") or (client[0] if client else "")
+        return Actor(token.id, source, state["request_id"])
+
+    async def body(self, request: AdminRequest, decoder: BodyDecoder[T]) -> T:
+        """The body of a request without a query.
+
+        Raises:
+            BodyTooLarge, SlowRequest, InvalidRequest, ClientGone: it cannot be read, or is not of that kind.
+        """
+        return decoder.decode(await self._read(request))
+
+    async def no_body(self, request: AdminRequest) -> None:
+        """None, or an empty object. Raises what `body` raises."""
+        body = await self._read(request)
+        if body.strip():
+            _nothing.decode(body)
+
+    async def _read(self, request: AdminRequest) -> bytes:
+        self.query(request, NoQuery)
+        return await read_body(request.scope, request.receive, MAX_BODY_BYTES, self._body_timeout_s)
+
+    def query(self, request: AdminRequest, kind: type[T]) -> T:
+        """The query's fields; unknown ones, and any given twice, are errors. Raises `InvalidRequest`."""
+        text = request.scope["query_string"]
+        if len(text) > MAX_QUERY_BYTES:
+            raise InvalidRequest(f"The query is longer than {MAX_QUERY_BYTES} bytes.")
+        try:
+            pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
+        except ValueError as e:
+            raise InvalidRequest(f"The query has more than {MAX_QUERY_FIELDS} fields.") from e
+        fields: dict[str, str] = {}
+        for name, value in pairs:
+            if name in fields:
+                raise InvalidRequest("A field of the query is given twice.", param=name[:200])
+            fields[name] = value
+        try:
+            return msgspec.convert(fields, kind, strict=False)
+        except msgspec.ValidationError as e:
+            raise explain(e) from e

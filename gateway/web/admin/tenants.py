@@ -1,0 +1,91 @@
+"""/admin/api/organizations and /admin/api/teams."""
+
+from typing import Any
+
+from litestar import Controller, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from gateway.web.admin.auth import CHANGE, READ
+from gateway.web.admin.http import AdminHttp, AdminRequest
+from gateway.web.admin.schema import ChangedTenant, NewOrganization, NewTeam, NoQuery, PageQuery, TeamsQuery
+from gateway.web.admin.wire import page_to_wire, to_wire
+from gateway.web.decoding import BodyDecoder
+
+_new_organization = BodyDecoder(NewOrganization)
+_new_team = BodyDecoder(NewTeam)
+_changed = BodyDecoder(ChangedTenant)
+
+
+class OrganizationsController(Controller):
+    """Organizations."""
+
+    path = "/organizations"
+    tags = ("Organizations",)
+
+    @get(operation_id="listOrganizations", opt=READ)
+    async def list_page(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
+        """A page of them, the oldest first."""
+        query = admin.query(request, PageQuery)
+        return page_to_wire(await admin.tenants.organizations(query.page))
+
+    @post(operation_id="createOrganization", opt=CHANGE)
+    async def create(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
+        """Make one."""
+        wanted = await admin.body(request, _new_organization)
+        made = await admin.tenants.create_organization(admin.actor(request), name=wanted.name, weight=wanted.weight)
+        return to_wire(made)
+
+    @get("/{organization_id:str}", operation_id="getOrganization", opt=READ)
+    async def retrieve(
+        self, request: AdminRequest, admin: NamedDependency[AdminHttp], organization_id: FromPath[str]
+    ) -> dict[str, Any]:
+        """One of them."""
+        admin.query(request, NoQuery)
+        return to_wire(await admin.tenants.organization(organization_id))
+
+    @patch("/{organization_id:str}", operation_id="changeOrganization", opt=CHANGE)
+    async def change(
+        self, request: AdminRequest, admin: NamedDependency[AdminHttp], organization_id: FromPath[str]
+    ) -> dict[str, Any]:
+        """Another name or weight; disabled or not."""
+        wanted = await admin.body(request, _changed)
+        return to_wire(await admin.tenants.change_organization(admin.actor(request), organization_id, wanted.change()))
+
+
+class TeamsController(Controller):
+    """Teams."""
+
+    path = "/teams"
+    tags = ("Teams",)
+
+    @get(operation_id="listTeams", opt=READ)
+    async def list_page(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
+        """A page of all, or of those of one organization."""
+        query = admin.query(request, TeamsQuery)
+        return page_to_wire(await admin.tenants.teams(query.page, organization_id=query.organization_id))
+
+    @post(operation_id="createTeam", opt=CHANGE)
+    async def create(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
+        """Make one."""
+        wanted = await admin.body(request, _new_team)
+        made = await admin.tenants.create_team(
+            admin.actor(request), organization_id=wanted.organization_id, name=wanted.name, weight=wanted.weight
+        )
+        return to_wire(made)
+
+    @get("/{team_id:str}", operation_id="getTeam", opt=READ)
+    async def retrieve(
+        self, request: AdminRequest, admin: NamedDependency[AdminHttp], team_id: FromPath[str]
+    ) -> dict[str, Any]:
+        """One of them."""
+        admin.query(request, NoQuery)
+        return to_wire(await admin.tenants.team(team_id))
+
+    @patch("/{team_id:str}", operation_id="changeTeam", opt=CHANGE)
+    async def change(
+        self, request: AdminRequest, admin: NamedDependency[AdminHttp], team_id: FromPath[str]
+    ) -> dict[str, Any]:
+        """Another name or weight; disabled or not."""
+        wanted = await admin.body(request, _changed)
+        return to_wire(await admin.tenants.change_team(admin.actor(request), team_id, wanted.change()))

@@ -1,0 +1,43 @@
+"""Times on the wire of the admin API: ISO 8601 in UTC with milliseconds; inside, milliseconds since the epoch."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import overload
+
+from gateway.errors import InvalidRequest
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@overload
+def to_ms(time: datetime) -> int: ...
+@overload
+def to_ms(time: datetime | None) -> int | None: ...
+def to_ms(time: datetime | None) -> int | None:
+    """Of a time with a zone."""
+    return None if time is None else (time - _EPOCH) // _MILLISECOND
+
+
+def to_iso(time_ms: int | None) -> str | None:
+    """Such as ``2026-11-30T09:15:00.250Z``."""
+    if time_ms is None:
+        return None
+    return (_EPOCH + time_ms * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str, param: str) -> int:
+    """ISO 8601 with a zone, or seconds since the epoch. Raises `InvalidRequest`."""
+    if re.fullmatch("[0-9]{1,12}", text):
+        return int(text) * 1000
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidRequest(
+            f"'{param}' must be a time such as 2026-11-30T09:00:00Z, or seconds since the epoch.", param=param
+        )
+    return to_ms(time)

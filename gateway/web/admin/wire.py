@@ -1,0 +1,62 @@
+"""How our values look in answers of the admin API. Secrets and digests are left out by `describe`, the audit's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.domain.audit import AuditEntry
+from gateway.domain.ledger import HourlyUsage
+from gateway.services.admin_pages import Page
+from gateway.services.audit import describe
+from gateway.web.admin.times import to_iso
+
+T = TypeVar("T", bound=msgspec.Struct)
+Wire = dict[str, Any]
+
+
+def to_wire(value: msgspec.Struct) -> Wire:
+    """Field by field; times, whose names end in ``_at_ms``, become text, and their names end in ``_at``."""
+    wire: Wire = {}
+    for name, field in describe(value).items():
+        if name.endswith("_at_ms"):
+            wire[name.removesuffix("_ms")] = to_iso(field)
+        else:
+            wire[name] = field
+    return wire
+
+
+def page_to_wire(page: Page[T], convert: Callable[[T], Wire] = to_wire) -> Wire:
+    return {"data": [convert(each) for each in page.data], "next": page.next}
+
+
+def audit_to_wire(entry: AuditEntry) -> Wire:
+    """`before` and `after` are as they were written, for the hash is over them."""
+    said = entry.draft
+    return {
+        "sequence": entry.sequence,
+        "at": to_iso(said.at_ms),
+        "actor": said.actor,
+        "source": said.source,
+        "request_id": said.request_id,
+        "action": said.action,
+        "object_id": said.object_id,
+        "before": msgspec.Raw(said.before.encode()) if said.before else None,
+        "after": msgspec.Raw(said.after.encode()) if said.after else None,
+        "previous_hash": entry.previous_hash.hex(),
+        "hash": entry.hash.hex(),
+    }
+
+
+def usage_to_wire(usage: HourlyUsage) -> Wire:
+    """The sums beside what they are of."""
+    return {
+        "hour": to_iso(usage.hour_ms),
+        "organization_id": usage.organization_id,
+        "team_id": usage.team_id,
+        "key_id": usage.key_id,
+        "model": usage.model,
+        **msgspec.structs.asdict(usage.totals),
+    }
