@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 from litestar import Controller, Litestar, Router
 from litestar.di import Provide
 
-from gateway.backends.local_finals import LocalFinals
-from gateway.backends.local_pool import open_local_backend
+from gateway.backends.local_pool import open_local_pool
 from gateway.clock import SystemClock
 from gateway.journal.folder import new_writer_id
 from gateway.pepper_file import load_peppers
@@ -23,6 +23,7 @@ from gateway.services.directory import Directory
 from gateway.services.inference import Inference
 from gateway.services.metering import MeteringRecorder, Recorders
 from gateway.services.ports import Backend, Clock, Readiness
+from gateway.services.recovery import FinalsSource
 from gateway.services.usage import UsageReports
 from gateway.settings import ServerSettings, Settings
 from gateway.shutdown import Shutdown
@@ -45,7 +46,32 @@ from gateway.web.ops import health, ready
 Resource = Callable[[Litestar], AbstractAsyncContextManager[None]]
 
 
-def create_app(settings: Settings, *, shutdown: Shutdown | None = None, serve_metrics: bool = True) -> Litestar:
+class Pool(Protocol):
+    """Where answers come from, with all that belongs to it; `gateway.backends.local_pool.LocalPool` is one."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def model(self) -> str:
+        """The name of the model that it serves."""
+
+    @property
+    def finals(self) -> FinalsSource: ...
+
+    def connection(self) -> AbstractAsyncContextManager[None]:
+        """To be held while the backend is used."""
+
+    async def load(self) -> EngineLoad | None: ...
+
+
+def create_app(
+    settings: Settings,
+    *,
+    shutdown: Shutdown | None = None,
+    serve_metrics: bool = True,
+    open_pool: Callable[[Settings, str], Pool] = open_local_pool,
+) -> Litestar:
     """The application of one gateway worker.
 
     Its lifespan brings the database up to date, connects to the engine, keeps the books, and serves the metrics port.
@@ -53,6 +79,7 @@ def create_app(settings: Settings, *, shutdown: Shutdown | None = None, serve_me
     Args:
         shutdown: how far the process is on its way out; None never leaves.
         serve_metrics: not if they are shared with other workers, and another process serves them.
+        open_pool: given this process' name at the engines.
 
     Raises:
         PepperError, UnusableDatabase, JournalError, ModelLoadError, ConfigError: what is set up cannot work.
@@ -64,8 +91,8 @@ def create_app(settings: Settings, *, shutdown: Shutdown | None = None, serve_me
     feed = open_feed(settings)
     directory = Directory(database, feed, clock)
     writer_id = new_writer_id()
-    pool = open_local_backend(settings, client_id=writer_id)
-    books = Bookkeeping(settings.home, database, LocalFinals(pool.client), clock, writer_id=writer_id)
+    pool = open_pool(settings, writer_id)
+    books = Bookkeeping(settings.home, database, pool.finals, clock, writer_id=writer_id)
     administration = Administration.over(database, feed, peppers, clock)
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Opens the local backend: the client of the engine pool, and what it takes to read and write its models' text."""
+"""Opens the local pool: the client of the engine pool, and what it takes to read and write its models' text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from engine.router import FirstReady
 from engine.text.assets import load_text
 from gateway.backends.curve import curve_keys
 from gateway.backends.local import LocalBackend
+from gateway.backends.local_finals import LocalFinals
 from gateway.settings import Settings
 from gateway.telemetry.metrics import EngineLoad
 
@@ -42,7 +43,7 @@ class LocalPool:
     model: str
 
     @asynccontextmanager
-    async def connection(self, _: object = None) -> AsyncIterator[None]:
+    async def connection(self) -> AsyncIterator[None]:
         """To be held as long as the backend is used. The engine may come later, and come back."""
         await self.client.start()
         complaining = asyncio.create_task(self._complain())
@@ -51,6 +52,11 @@ class LocalPool:
         finally:
             complaining.cancel()
             await self.client.close()
+
+    @property
+    def finals(self) -> LocalFinals:
+        """The engines' final counts of gateways that were lost."""
+        return LocalFinals(self.client)
 
     async def _complain(self) -> None:
         """Say why the engine is not there, as long as it has never been. Of later losses its link tells."""
@@ -78,7 +84,7 @@ class LocalPool:
         )
 
 
-def open_local_backend(settings: Settings, *, client_id: str | None = None) -> LocalPool:
+def open_local_pool(settings: Settings, client_id: str | None = None) -> LocalPool:
     """Fetches the model if it is not there: the gateway reads its tokenizer and template.
 
     Args:

@@ -7,6 +7,7 @@ with what became of it, so that a test can see an abort.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self
 
@@ -74,9 +75,12 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 class ScriptedBackend:
     """Implements `gateway.services.ports.Backend`.
 
+    Args:
+        num_kept: how many of the last requests are remembered; None is all of them.
+
     Attributes:
         is_up: set it to False and requests are refused as if the engine were down.
-        generations: every request that was started, oldest first.
+        generations: the requests that were started, oldest first.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class ScriptedBackend:
         scripts: Mapping[str, Script],
         *,
         window: int = 4096,
+        num_kept: int | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._scripts = scripts
@@ -93,7 +98,7 @@ class ScriptedBackend:
         self._num_waiting = 0
         self.sleep = sleep
         self.is_up = True
-        self.generations: list[ScriptedGeneration] = []
+        self.generations: deque[ScriptedGeneration] = deque(maxlen=num_kept)
 
     def cards(self) -> Sequence[ModelCard]:
         return [ModelCard(id=name, created=0, max_model_len=self._window) for name in self._scripts]
@@ -191,8 +196,15 @@ class ScriptedGeneration:
         return self
 
     async def __anext__(self) -> Sequence[GenerationEvent]:
+        steps = self._script.steps
         while self._open:
-            events = await self._step()
+            step = steps[self._position] if self._position < len(steps) else None
+            if isinstance(step, Say):
+                await asyncio.sleep(0)  # a real engine is waited for, too
+                self._position += 1
+                events = self._said(step)
+            else:
+                events = await self._step(step)
             if events:
                 self.num_told += len(events)
                 self.ended = self.ended or not self._open
@@ -220,15 +232,18 @@ class ScriptedGeneration:
     def timings(self) -> EngineTimings | None:
         return EngineTimings() if self.ended else None
 
-    async def _step(self) -> list[GenerationEvent]:
-        """The next step of the script. The position moves on only after a wait, so a cancelled wait loses nothing."""
-        if self._position == len(self._script.steps):
-            return [event for i in list(self._open) for event in self._close(i, self._script.finish)]
-        match self._script.steps[self._position]:
-            case Say(text, choice):
-                await asyncio.sleep(0)  # a real engine is waited for, too
-                self._position += 1
-                return [event for i in list(self._open) if choice in (None, i) for event in self._say(i, text)]
+    def _said(self, step: Say) -> list[GenerationEvent]:
+        if step.choice is not None:
+            return self._say(step.choice, step.text) if step.choice in self._open else []
+        if len(self._choices) == 1:
+            return self._say(0, step.text)
+        return [event for i in list(self._open) for event in self._say(i, step.text)]
+
+    async def _step(self, step: Step | None) -> list[GenerationEvent]:
+        """Any other step, or the end. The position moves on only after a wait, so a cancelled wait loses nothing."""
+        match step:
+            case None:
+                return [event for i in list(self._open) for event in self._close(i, self._script.finish)]
             case Pause(seconds):
                 await self._backend.sleep(seconds)
             case Gate(name):

@@ -41,6 +41,20 @@ _SHAPES = {
 }
 
 
+_LEFTOVER = re.compile(r"eha?_[0-9A-Za-z]{12}_[0-9A-Za-z]*")
+
+
+def hide_credentials(text: str) -> str:
+    """The text without what looks like a credential, or like the beginning of one whose public id is whole: people
+    paste keys in the wrong places, and what they sent is repeated to them."""
+    return _LEFTOVER.sub("[redacted]", text) if "eh" in text else text
+
+
+def holds_credential(text: str) -> bool:
+    """Whether `hide_credentials` would hide something."""
+    return _LEFTOVER.search(text) is not None
+
+
 def issue(prefix: Prefix) -> tuple[str, str]:
     """A new raw credential, to be shown once, and its public id."""
     public_id = _base62(secrets.randbelow(62**_PUBLIC_ID_CHARACTERS), _PUBLIC_ID_CHARACTERS)

@@ -14,8 +14,9 @@ AdminTokenId = NewType("AdminTokenId", str)
 REQUEST_PREFIX = "req_"
 
 
-def new_request_id() -> RequestId:
-    return RequestId(REQUEST_PREFIX + secrets.token_hex(16))
+def new_request_id(now_ms: int) -> RequestId:
+    """In order of time like the others, which keeps the ledger's index in one place: new rows share its last pages."""
+    return RequestId(_ordered(REQUEST_PREFIX, now_ms))
 
 
 def new_organization_id(now_ms: int) -> OrganizationId:

@@ -16,7 +16,11 @@ CLASSES: tuple[RequestClass, ...] = ("interactive", "standard", "batch")
 
 def lowest(*classes: RequestClass | None) -> RequestClass:
     """The lowest of those that are given; a request may lower its class, never raise it."""
-    return CLASSES[max((CLASSES.index(each) for each in classes if each is not None), default=0)]
+    found = CLASSES[0]
+    for each in classes:
+        if each is not None and each != found and CLASSES.index(each) > CLASSES.index(found):
+            found = each
+    return found
 
 
 class FairNode(msgspec.Struct, frozen=True):

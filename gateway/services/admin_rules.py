@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import get_args
 
+from gateway.domain.credential import holds_credential
 from gateway.domain.request import Endpoint
 from gateway.errors import InvalidRequest
 
@@ -34,6 +35,7 @@ def check_name(name: str, param: str = "name") -> str:
         raise InvalidRequest(f"'{param}' must have 1 to {MAX_NAME} characters.", param=param)
     if not _is_printable(name):
         raise InvalidRequest(f"'{param}' must have printable characters only.", param=param)
+    _refuse_credentials(name, param)
     if name != name.strip():
         raise InvalidRequest(f"'{param}' must not begin or end with a space.", param=param)
     return name
@@ -55,6 +57,7 @@ def check_models(models: Sequence[str] | None) -> tuple[str, ...] | None:
         param = f"models[{place}]"
         if not 1 <= len(name) <= MAX_MODEL_NAME or not _is_printable(name):
             raise InvalidRequest(f"'{param}' must have 1 to {MAX_MODEL_NAME} printable characters.", param=param)
+        _refuse_credentials(name, param)
     return tuple(dict.fromkeys(models))
 
 
@@ -89,6 +92,7 @@ def check_alias_name(name: str) -> str:
         raise InvalidRequest(
             f"'name' must have 1 to {MAX_MODEL_NAME} printable characters without spaces.", param="name"
         )
+    _refuse_credentials(name, "name")
     if not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise InvalidRequest("'name' must not begin or end with a slash, or have '//', './' or '../'.", param="name")
     return name
@@ -104,12 +108,19 @@ def check_system_default(text: str | None) -> str | None:
             "line ends.",
             param="system_default",
         )
+    _refuse_credentials(text, "system_default")
     return text
 
 
 def is_id(text: str, prefix: str) -> bool:
     """Whether it looks like one of our ids; nothing else needs to be looked up."""
     return re.fullmatch(prefix + "[0-9a-f]{32}", text) is not None
+
+
+def _refuse_credentials(text: str, param: str) -> None:
+    """Somebody has pasted a key into the wrong field; it would be kept, and shown, in the clear."""
+    if holds_credential(text):
+        raise InvalidRequest(f"'{param}' must not hold a key or token.", param=param)
 
 
 def _within(value: int, low: int, high: int, param: str) -> int:

@@ -107,6 +107,7 @@ class Call:
         self.requested_model = requested_model
         self._arrived = arrived
         self._clock = clock
+        self._monotonic = clock.monotonic
         self._recorder = recorder
         self._waiting = waiting
         self._place: Place | None = None
@@ -172,8 +173,9 @@ class Call:
     async def __anext__(self) -> Sequence[GenerationEvent]:
         """What became known together; raises `EvenhandError` if the request fails."""
         events = await self._running.__anext__()
-        self._leave_queue()
-        now = self._clock.monotonic()
+        if self._place is not None:
+            self._leave_queue()
+        now = self._monotonic()
         for event in events:
             if isinstance(event, TextDelta):
                 last = self._last_delta[event.choice]

@@ -17,7 +17,7 @@ from gateway.services.stores import Storage
 
 logger = logging.getLogger(__name__)
 
-POST_EVERY_S = 0.2
+POST_EVERY_S = 0.5
 ROLL_UP_EVERY_S = 1.0
 ROLL_UP_ROWS = 1000
 """Most rows that one transaction adds to the hourly sums."""

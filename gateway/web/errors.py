@@ -15,6 +15,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
+from gateway.domain.credential import hide_credentials
 from gateway.errors import (
     BodyTooLarge,
     ClientGone,
@@ -43,7 +44,14 @@ _GENERAL_CODES = {400: "invalid_request", 403: "not_allowed", 404: "not_found"}
 def error_body(error: EvenhandError) -> bytes:
     """The OpenAI shape."""
     return _encoder.encode(
-        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+        {
+            "error": {
+                "message": hide_credentials(error.message),
+                "type": error.type,
+                "param": None if error.param is None else hide_credentials(error.param),
+                "code": error.code,
+            }
+        }
     )
 
 
@@ -53,12 +61,12 @@ def problem_body(error: EvenhandError, request_id: str) -> bytes:
         "type": "about:blank",
         "title": HTTPStatus(error.status).phrase,
         "status": error.status,
-        "detail": error.message,
+        "detail": hide_credentials(error.message),
         "code": error.code or _GENERAL_CODES.get(error.status),
         "request_id": request_id,
     }
     if error.param is not None:
-        problem["param"] = error.param
+        problem["param"] = hide_credentials(error.param)
     return _encoder.encode(problem)
 
 

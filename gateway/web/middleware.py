@@ -6,6 +6,7 @@ Wraps the whole application and not its routes, since 404 and 405 come from rout
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from prometheus_client import Gauge
 
+from gateway.domain.credential import holds_credential
 from gateway.domain.ids import new_request_id
 from gateway.errors import EvenhandError, HeadersTooLarge, Unavailable
 from gateway.settings import ServerSettings
@@ -63,7 +65,7 @@ class RequestContext:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        request_id = new_request_id()
+        request_id = new_request_id(time.time_ns() // 1_000_000)
         client = client_address(scope, self._trusted)
         state = scope["state"]
         state["request_id"] = request_id
@@ -74,7 +76,7 @@ class RequestContext:
         num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
         for name, value in scope["headers"]:
             num_bytes += len(name) + len(value) + _LINE_BYTES
-            if name == b"x-client-request-id" and _CLIENT_ID.fullmatch(value):
+            if name == b"x-client-request-id" and _CLIENT_ID.fullmatch(value) and not holds_credential(value.decode()):
                 ids.append((name, value))
         if scope["method"] == "HEAD":
             scope["method"] = "GET"

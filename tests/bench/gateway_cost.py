@@ -2,10 +2,15 @@
 
     python tests/bench/gateway_cost.py [--litellm PATH/TO/litellm] [--rounds 3]
 
-Starts a scripted engine (the real protocol, no model) and one gateway, and lets ``wrk`` (Debian's package) send
-requests of about 20 prompt tokens: whole answers, streams of 8 chunks and streams of 72. The cost per request is the
-gateway process's CPU time over the requests answered; per chunk it is what the longer streams cost more, over the
-chunks they have more. With ``--litellm`` the same load goes to LiteLLM's proxy with a mocked answer, in alternation.
+``wrk`` (Debian's package) sends requests of about 20 prompt tokens: whole answers, streams of 8 chunks and streams of
+72. The cost per request is the gateway process's CPU time over the requests answered; per chunk it is what the longer
+streams cost more, over the chunks they have more. Two kinds of gateway, in alternation:
+
+- ``scripted``: answers come from a script in the gateway's own process (`scripted_gateway.py`);
+- ``engine``: answers come through the real protocol from an engine process without a model, one chunk per step, so
+  tokenizing, detokenizing and a message for every step are in the figure.
+
+With ``--litellm`` the same load goes to LiteLLM's proxy with a mocked answer.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +33,7 @@ import httpx
 import psutil
 
 ROOT = Path(__file__).parents[2]
+SCRIPTED_GATEWAY = Path(__file__).with_name("scripted_gateway.py")
 ENGINE_PROGRAM = ROOT / "tests" / "support" / "scripted_engine_program.py"
 MODEL = "smollm2-135m-instruct"
 PROMPT = "Please say in one word what the capital of France is called"
@@ -54,6 +60,11 @@ end
 """
 
 
+def pinned(core: int) -> list[str]:
+    """The gateway has one core for itself; the rest shares the other. Else each takes from the other's caches."""
+    return ["taskset", "-c", str(core)]
+
+
 @dataclass(frozen=True)
 class Server:
     """Where requests go, and whose CPU time counts."""
@@ -61,8 +72,10 @@ class Server:
     name: str
     url: str
     key: str
-    model: str
     pid: int
+
+    def model(self, num_chunks: int) -> str:
+        return {"engine": MODEL, "litellm": "mock"}.get(self.name, f"words-{num_chunks}")
 
     def cpu_s(self) -> float:
         times = psutil.Process(self.pid).cpu_times()
@@ -77,7 +90,7 @@ class Round:
 
 def load(server: Server, max_tokens: int, *, stream: bool, seconds: int) -> Round:
     body = {
-        "model": server.model,
+        "model": server.model(max_tokens),
         "messages": [{"role": "user", "content": PROMPT}],
         "max_tokens": max_tokens,
         "stream": stream,
@@ -86,6 +99,7 @@ def load(server: Server, max_tokens: int, *, stream: bool, seconds: int) -> Roun
         script.write(SCRIPT.format(key=server.key, body=json.dumps(body)))
         script.flush()
         command = [
+            *pinned(1),
             "wrk",
             "-t1",
             f"-c{CONNECTIONS}",
@@ -105,7 +119,7 @@ def load(server: Server, max_tokens: int, *, stream: bool, seconds: int) -> Roun
 
 
 @contextmanager
-def evenhand() -> Iterator[Server]:
+def evenhand(kind: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         home.mkdir()
@@ -120,26 +134,31 @@ def evenhand() -> Iterator[Server]:
             "EVENHAND_ENGINE__ENDPOINT": endpoint,
         }
         cli = [sys.executable, "-m", "gateway.cli"]
-        run = {"env": environment, "check": True, "capture_output": True, "text": True}
-        subprocess.run([*cli, "org", "create", "acme"], **run)  # type: ignore[call-overload]
-        subprocess.run([*cli, "team", "create", "--org", "acme", "--weight", "1", "blue"], **run)  # type: ignore[call-overload]
-        made = subprocess.run(
-            [*cli, "key", "create", "--org", "acme", "--team", "blue", "--name", "bench"],
-            **run,  # type: ignore[call-overload]
-        )
-        engine = subprocess.Popen(
-            [sys.executable, str(ENGINE_PROGRAM), endpoint, "1"], env=environment, stderr=subprocess.DEVNULL
-        )
-        # Log lines are written, and to a file, as in production.
-        with (Path(folder) / "gateway.log").open("wb") as log:
-            gateway = subprocess.Popen([*cli, "gateway"], env=environment, stderr=log)
-        try:
+
+        def command(*arguments: str) -> str:
+            done = subprocess.run([*cli, *arguments], env=environment, check=True, capture_output=True, text=True)
+            return done.stdout.strip()
+
+        command("org", "create", "acme")
+        command("team", "create", "--org", "acme", "--weight", "1", "blue")
+        key = command("key", "create", "--org", "acme", "--team", "blue", "--name", "bench")
+        programs = [[*cli, "gateway"]] if kind == "engine" else [[sys.executable, str(SCRIPTED_GATEWAY)]]
+        if kind == "engine":
+            programs.append([sys.executable, str(ENGINE_PROGRAM), endpoint, "1"])
+        with ExitStack() as stack:
+            processes = []
+            for i, program in enumerate(programs):
+                # Log lines are written, and to a file, as in production.
+                log = stack.enter_context((Path(folder) / f"{i}.log").open("wb"))
+                processes.append(subprocess.Popen([*pinned(min(i, 1)), *program], env=environment, stderr=log))
+                stack.callback(stop, processes[-1])
             wait_ready(f"http://127.0.0.1:{port}/ready")
-            yield Server("evenhand", f"http://127.0.0.1:{port}/v1", made.stdout.strip(), MODEL, gateway.pid)
-        finally:
-            for process in (gateway, engine):
-                process.terminate()
-                process.wait()
+            yield Server(kind, f"http://127.0.0.1:{port}/v1", key, processes[0].pid)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait()
 
 
 @contextmanager
@@ -153,10 +172,12 @@ def litellm(program: str) -> Iterator[Server]:
         )
         port = 18321
         command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+        process = subprocess.Popen(
+            [*pinned(0), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder
+        )
         try:
             wait_ready(f"http://127.0.0.1:{port}/health/liveliness")
-            yield Server("litellm", f"http://127.0.0.1:{port}/v1", "sk-bench", "mock", process.pid)
+            yield Server("litellm", f"http://127.0.0.1:{port}/v1", "sk-bench", process.pid)
         finally:
             process.terminate()
             process.wait()
@@ -188,11 +209,12 @@ def main() -> None:
         print(f"{server.name:<9} {what:<18} {done.requests_s:8.0f} requests/s {done.cpu_us:8.0f} us CPU", flush=True)
 
     for _ in range(chosen.rounds):
-        with evenhand() as server:
-            load(server, SHORT, stream=True, seconds=2)  # warm
-            measure(server, "whole", SHORT, stream=False)
-            measure(server, f"stream of {SHORT}", SHORT, stream=True)
-            measure(server, f"stream of {LONG}", LONG, stream=True)
+        for kind in ("scripted", "engine"):
+            with evenhand(kind) as server:
+                load(server, SHORT, stream=True, seconds=2)  # warm
+                measure(server, "whole", SHORT, stream=False)
+                measure(server, f"stream of {SHORT}", SHORT, stream=True)
+                measure(server, f"stream of {LONG}", LONG, stream=True)
         if chosen.litellm:
             with litellm(chosen.litellm) as server:
                 load(server, SHORT, stream=True, seconds=2)
@@ -204,9 +226,11 @@ def main() -> None:
         requests_s = statistics.median(each.requests_s for each in rounds)
         cpu_us = statistics.median(each.cpu_us for each in rounds)
         print(f"{name:<9} {what:<18} {requests_s:8.0f} requests/s {cpu_us:8.0f} us CPU")
-    short, long = figures["evenhand", f"stream of {SHORT}"], figures["evenhand", f"stream of {LONG}"]
-    per_chunk = [(b.cpu_us - a.cpu_us) / (LONG - SHORT) for a, b in zip(short, long, strict=True)]
-    print(f"evenhand  per further chunk  {statistics.median(per_chunk):.1f} us CPU")
+    for kind in ("scripted", "engine"):
+        short, long = figures[kind, f"stream of {SHORT}"], figures[kind, f"stream of {LONG}"]
+        per_chunk = statistics.median((b.cpu_us - a.cpu_us) / (LONG - SHORT) for a, b in zip(short, long, strict=True))
+        rest = statistics.median(each.cpu_us for each in short) - SHORT * per_chunk
+        print(f"{kind:<9} {per_chunk:.1f} us CPU per chunk, {rest:.0f} us per request beside its chunks")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from engine.carriers.zeromq_server import ZeroMQServer
 from engine.errors import ConfigError
 from engine.messages import Hello
 from gateway.backends.curve import curve_keys
-from gateway.backends.local_pool import LocalPool, open_local_backend
+from gateway.backends.local_pool import LocalPool, open_local_pool
 from gateway.settings import EngineSettings, Settings
 
 pytestmark = pytest.mark.model
@@ -56,7 +56,7 @@ def core(endpoint: str, pairs: list[Keys]) -> Any:
 @asynccontextmanager
 async def pool(new_home: Callable[[], Path], endpoint: str, own: Keys, engine_key: str) -> AsyncIterator[LocalPool]:
     settings = EngineSettings(endpoint=endpoint, **own, curve_peer_keys=(engine_key,))
-    opened = open_local_backend(Settings(home=new_home(), engine=settings), client_id="gateway-a")
+    opened = open_local_pool(Settings(home=new_home(), engine=settings), "gateway-a")
     async with opened.connection():
         yield opened
 

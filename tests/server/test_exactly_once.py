@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-from cluster import MODEL, SharedCluster, running_cluster
+from cluster import MODEL, SharedCluster
 from evenhand_process import wait_until
 from examples import examples
 from open_load import LEAVES, Attempt, Load
@@ -22,19 +20,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path, free_port: Callable[[], int]
-) -> Iterator[SharedCluster]:
-    folder = tmp_path_factory.mktemp("cluster")
-    with running_cluster(folder, smollm2_path.parents[1], free_port) as cluster:
-        cluster.command("org", "create", "acme")
-        cluster.command("team", "create", "--org", "acme", "--weight", "2", "blue")
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def key(cluster: SharedCluster) -> str:
-    return cluster.new_key("acme", "blue")
+def key(shared_cluster: SharedCluster) -> str:
+    return shared_cluster.new_key("acme", "blue")
 
 
 def kill_gateway(cluster: SharedCluster) -> None:
@@ -68,7 +55,10 @@ VICTIMS = {
 
 @pytest.mark.parametrize("repeat", range(examples(1)))
 @pytest.mark.parametrize("victim", VICTIMS)
-async def test_the_books_balance_after_a_kill(cluster: SharedCluster, key: str, victim: str, repeat: int) -> None:
+async def test_the_books_balance_after_a_kill(
+    shared_cluster: SharedCluster, key: str, victim: str, repeat: int
+) -> None:
+    cluster = shared_cluster
     before = set(await rows(cluster))
     rng = random.Random(f"{victim}{repeat}")
     load = Load(key, MODEL, lambda: rng.choice(cluster.gateways).url, rate_s=RATE_S, seed=repeat)

@@ -71,6 +71,7 @@ class Gateway(Member):
             folder,
         )
         self.port = port
+        self.metrics_port = metrics_port
         self.url = f"http://127.0.0.1:{port}"
 
     def is_ready(self) -> bool:

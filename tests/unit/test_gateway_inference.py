@@ -49,7 +49,7 @@ class Hub:
 
     async def call(self, num_choices: int = 1) -> Call:
         info = RequestInfo(
-            request_id=new_request_id(),
+            request_id=new_request_id(0),
             principal=PRINCIPAL,
             request_class="interactive",
             endpoint="chat",

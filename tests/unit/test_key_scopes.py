@@ -76,7 +76,7 @@ class Hub:
         deadline_ms: int | None = None,
     ) -> Call:
         info = RequestInfo(
-            request_id=new_request_id(),
+            request_id=new_request_id(0),
             principal=principal,
             request_class=request_class,
             endpoint="chat",

@@ -47,6 +47,8 @@ class ChatStream:
         self._started = [False] * call.num_choices
 
     def write(self, events: Sequence[GenerationEvent]) -> bytes:
+        if len(events) == 1:  # nearly always
+            return self._event(events[0])
         return b"".join([self._event(event) for event in events])
 
     def finish(self, usage: TokenUsage) -> bytes:

@@ -52,6 +52,8 @@ class CompletionStream:
         self._offsets = [len(echo) for echo in self._echoes]
 
     def write(self, events: Sequence[GenerationEvent]) -> bytes:
+        if len(events) == 1:  # nearly always
+            return self._event(events[0])
         return b"".join([self._event(event) for event in events])
 
     def finish(self, usage: TokenUsage) -> bytes:
