@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from cluster import MODEL, running_alone
+from cluster import MODEL, Cluster, running_alone
+from evenhand_process import wait_until
 
 CLIENTS = 500
 SOAK_S = 120.0
@@ -45,7 +46,7 @@ async def test_five_hundred_streaming_clients(tmp_path: Path, smollm2_path: Path
             for i in range(CLIENTS):
                 group.create_task(client(session, random.Random(i), begun + SOAK_S, counts))
         samples = await watch
-        await asyncio.to_thread(wait_posted, cluster.command, len(counts))
+        await asyncio.to_thread(wait_until, lambda: verified_rows(cluster) == len(counts))
 
     settled = [rss for at, rss in samples if at - begun > WARM_S]
     third = len(settled) // 3
@@ -95,7 +96,8 @@ async def rss_until(process: psutil.Process, until: float) -> list[tuple[float, 
     return samples
 
 
-def wait_posted(command: Callable[..., str], num_requests: int) -> None:
-    """The ledger has one row for each."""
-    assert "clean" in command("ledger", "verify")
-    del num_requests
+def verified_rows(cluster: Cluster) -> int:
+    """Rows of the ledger, which must be clean at any moment."""
+    report = cluster.command("ledger", "verify")
+    assert "clean" in report
+    return int(report.split()[0])
