@@ -186,7 +186,7 @@ class EngineLink:
                 await asyncio.sleep(self._backoff_s)
                 self._backoff_s = min(self._backoff_s * 2, self._times.backoff_max_s)
         finally:
-            self._go_down("the gateway is closing", level=logging.INFO)
+            self._go_down("the gateway is closing", is_closing=True)
 
     async def _connect_and_serve(self) -> None:
         """Returns never; raises `EngineUnavailable` when the connection does not come about, or is lost."""
@@ -255,11 +255,14 @@ class EngineLink:
         logger.info("engine %s is up and serves %s", self.engine_id, card.model)
         self._on_change()
 
-    def _go_down(self, reason: str, *, level: int = logging.WARNING) -> None:
+    def _go_down(self, reason: str, *, is_closing: bool = False) -> None:
         was_up, self._up, self._down_because = self._up, False, reason
         self._fail_all(reason)
         if was_up:
-            logger.log(level, "engine %s is down: %s", self.engine_id, reason)
+            if is_closing:
+                logger.info("the connection to engine %s is closed", self.engine_id)
+            else:
+                logger.warning("engine %s is down: %s", self.engine_id, reason)
             self._on_change()
 
     def _fail_all(self, reason: str) -> None:

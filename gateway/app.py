@@ -162,6 +162,8 @@ def build(
             return Readiness(False, "the server is shutting down")
         if storage_readiness is not None and not (storage := storage_readiness()).is_ready:
             return storage
+        if books is not None and not (kept := books.readiness()).is_ready:
+            return kept
         return backend.readiness()
 
     metrics = GatewayMetrics(lambda: backend.readiness().is_ready, max_teams=server.metrics_teams)

@@ -8,24 +8,43 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
+from gateway.commands.administer import CommandError
 from gateway.commands.audit import audit_app
 from gateway.commands.catalog import alias_app, model_app
 from gateway.commands.keys import admin_token_app, key_app
 from gateway.commands.options import Config
 from gateway.commands.tenancy import org_app, team_app
+from gateway.domain.credential import hide_credentials
 from gateway.errors import EvenhandError
 from gateway.settings_sources import SettingsError, load_settings
 from gateway.supervisor import CONFIG_EXIT
 
 SupervisorPipe = Annotated[int | None, typer.Option("--supervisor-fd", hidden=True)]
 
+
+class _RootCommand(typer.core.TyperGroup):
+    """Usage errors repeat what was given; here they do so without what looks like a credential."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as e:
+            # By its shape: the errors of command lines are typer's own copy of click's, which it does not export.
+            message = getattr(e, "message", None)
+            if isinstance(message, str):
+                e.message = hide_credentials(message)  # type: ignore[attr-defined]  # it has been read there
+            raise
+
+
 app = typer.Typer(
     name="evenhand",
-    help="The agent hub a company runs on its own GPUs.",
+    cls=_RootCommand,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,6 +62,21 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The agent hub a company runs on its own GPUs."""
 
 
 @app.command()
@@ -64,7 +98,7 @@ def serve(
 
 @app.command()
 def engine(config: Config = None, supervisor_fd: SupervisorPipe = None) -> None:
-    """Run an engine alone, for a gateway that runs elsewhere on this machine."""
+    """Run an engine alone, for a gateway that runs elsewhere."""
     from gateway.commands import engine as command
 
     raise typer.Exit(command.run(load_settings(config).settings, supervisor_fd))
@@ -72,7 +106,7 @@ def engine(config: Config = None, supervisor_fd: SupervisorPipe = None) -> None:
 
 @app.command()
 def gateway(config: Config = None, supervisor_fd: SupervisorPipe = None) -> None:
-    """Run a gateway alone, for an engine that runs elsewhere on this machine."""
+    """Run a gateway alone, for an engine that runs elsewhere."""
     from gateway.commands import gateway as command
 
     raise typer.Exit(command.run(load_settings(config).settings, supervisor_fd))
@@ -87,14 +121,27 @@ def doctor(config: Config = None) -> None:
 
 
 @app.command()
+def health(config: Config = None) -> None:
+    """Ask the server of these settings, on this machine, whether it answers; exit code 1 if it does not."""
+    from gateway.commands import health as command
+
+    raise typer.Exit(command.run(load_settings(config).settings))
+
+
+@app.command()
 def migrate(
     revision: Annotated[str, typer.Argument(help="Where to: a revision, or head for the newest.")] = "head",
     config: Config = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Go down, too, and lose what is deleted.")] = False,
 ) -> None:
-    """Bring the database's tables to a revision. Every start brings them to the newest."""
+    """Bring the database's tables to a revision. Every start brings them to the newest.
+
+    Going down deletes what an earlier revision has no room for; `base` has no tables, so all keys, the ledger and the
+    audit are lost. It is refused without --yes. Stop all servers and make a backup first.
+    """
     from gateway.commands import migrate as command
 
-    raise typer.Exit(command.run(load_settings(config).settings, revision))
+    raise typer.Exit(command.run(load_settings(config).settings, revision, may_lose=yes))
 
 
 @app.command("curve-keys")
@@ -191,12 +238,12 @@ def _exit_code(error: Exception) -> int | None:
 
     if isinstance(error, SettingsError | EngineError | PepperError | UnusableDatabase):
         return CONFIG_EXIT
-    return 1 if isinstance(error, PortError | EvenhandError) else None
+    return 1 if isinstance(error, PortError | CommandError | EvenhandError) else None
 
 
 def _fail(error: Exception, code: int) -> None:
     for line in str(error).splitlines():
-        print(f"evenhand: {line}", file=sys.stderr)
+        print(f"evenhand: {hide_credentials(line)}", file=sys.stderr)
     sys.exit(code)
 
 

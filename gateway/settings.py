@@ -149,7 +149,7 @@ class EngineSettings(Section):
     safetensors with config.json and tokenizer.json."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model runs. `cuda` is accepted now, used from the release that brings GPU kernels."""
+    """Where the model runs. `cuda` works from the release that brings GPU kernels; until then the engine refuses it."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Number format of weights and KV cache; `auto` is bfloat16, or float32 on a CPU that would have to emulate it."""
@@ -234,6 +234,11 @@ class Settings(BaseSettings):
         """Where gateway and engine meet; a socket in the home if nobody has chosen a place."""
         return self.engine.endpoint or f"ipc://{self.home / 'run' / 'engine.sock'}"
 
+    @property
+    def shares_state(self) -> bool:
+        """PostgreSQL and Redis are set up, so that several gateways may run."""
+        return self.redis.url is not None and _is_postgresql(self.database.url)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -248,10 +253,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _workers_share_state(self) -> Self:
-        if self.server.workers > 1 and (self.redis.url is None or not _is_postgresql(self.database.url)):
+        if self.server.workers > 1 and not self.shares_state:
             raise ValueError(
                 f"server.workers is {self.server.workers}, but more than one worker needs database.url (PostgreSQL) "
-                "and redis.url: without them each worker would count limits and quotas for itself"
+                "and redis.url, through which workers share what they know"
             )
         return self
 

@@ -119,7 +119,8 @@ class Supervisor:
     Args:
         groups: the children. They are stopped group by group, all of one at once, and those of the next only after the
             last one of it has left.
-        on_ready: called once, when every child that tells it has been ready.
+        on_ready: called once, in a thread, when every child that tells it has been ready; a signal does not cut it
+            short.
         on_end: called with a child's name each time that it has ended.
         log: takes one line for people.
     """
@@ -175,7 +176,7 @@ class Supervisor:
                 if child.spec.tells_ready:
                     await child.ready.wait()
         self._is_ready = True
-        self._on_ready()
+        await asyncio.to_thread(self._on_ready)
 
     async def _keep(self, child: _Child) -> None:
         delay_s = FIRST_DELAY_S

@@ -78,7 +78,7 @@ def disable_model(name: Name, config: Config = None) -> None:
 
 @model_app.command("enable")
 def enable_model(name: Name, config: Config = None) -> None:
-    """Undo that."""
+    """Accept requests for a model again."""
     _set_disabled(name, False, config)
 
 

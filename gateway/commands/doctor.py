@@ -19,6 +19,7 @@ from rich.console import Console
 
 from engine.errors import ModelLoadError
 from engine.models.fetch import CATALOG, is_fetched, resolve_model
+from gateway.commands.health import complaint
 from gateway.ports import PortError, check_port
 from gateway.settings import Settings
 
@@ -200,35 +201,38 @@ def _model(settings: Settings) -> Iterator[Finding]:
 
 def _ports(settings: Settings) -> Iterator[Finding]:
     server = settings.server
-    for host, port, setting in (
-        (server.host, server.port, "server.port"),
-        ("127.0.0.1", server.metrics_port, "server.metrics_port"),
-    ):
-        try:
-            check_port(host, port, setting)
-        except PortError as e:
-            if _answers(host, port):
-                yield Finding("ok", "port", f"{host} port {port} is served by an Evenhand that runs")
-            else:
-                yield Finding("problem", "port", str(e))
-        else:
-            yield Finding("ok", "port", f"{host} port {port} is free")
+    api, is_running = _port(server.host, server.port, "server.port", lambda: complaint(server) is None)
+    yield api
+    metrics, is_other = _port(
+        "127.0.0.1", server.metrics_port, "server.metrics_port", lambda: _serves_metrics(server.metrics_port)
+    )
+    if is_other and not is_running:
+        what = f"127.0.0.1 port {server.metrics_port} is in use by another Evenhand"
+        yield Finding("warning", "port", f"{what}; stop it, or choose another with server.metrics_port")
+    else:
+        yield metrics
 
 
-def _answers(host: str, port: int) -> bool:
-    """Whether an Evenhand listens there, with its API or its metrics."""
-    address = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
-    for path, mark in (("/health", b'"status"'), ("/metrics", b"evenhand_")):
-        connection = http.client.HTTPConnection(address, port, timeout=2)
-        try:
-            connection.request("GET", path)
-            if mark in connection.getresponse().read():
-                return True
-        except (OSError, http.client.HTTPException):
-            continue
-        finally:
-            connection.close()
-    return False
+def _port(host: str, port: int, setting: str, is_ours: Callable[[], bool]) -> tuple[Finding, bool]:
+    """How it stands with a port, and whether an Evenhand is listening on it."""
+    try:
+        check_port(host, port, setting)
+    except PortError as e:
+        if is_ours():
+            return Finding("ok", "port", f"{host} port {port} is served by an Evenhand that runs"), True
+        return Finding("problem", "port", str(e)), False
+    return Finding("ok", "port", f"{host} port {port} is free"), False
+
+
+def _serves_metrics(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/metrics")
+        return b"evenhand_" in connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (

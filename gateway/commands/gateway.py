@@ -14,6 +14,7 @@ import uvloop
 
 from engine.lifecycle import watch_pipe
 from gateway.app import create_app
+from gateway.gateway_lock import gateway_lock
 from gateway.http_server import Application, check_tls, serve_http
 from gateway.ports import check_port, numeric_address
 from gateway.settings import Settings
@@ -36,8 +37,12 @@ def run(settings: Settings, supervisor_fd: int | None) -> int:
         address = check_port(server.host, server.port, "server.port")
     else:
         address = numeric_address(server.host, server.port)  # the supervisor keeps the port, and our siblings listen
+    serve_metrics = not join_shared_metrics()
+    if serve_metrics:
+        check_port("127.0.0.1", server.metrics_port, "server.metrics_port")
     _allow_many_connections()
-    uvloop.run(_serve(settings, address, supervisor_fd))
+    with gateway_lock(settings):
+        uvloop.run(_serve(settings, address, supervisor_fd, serve_metrics=serve_metrics))
     return 0
 
 
@@ -57,7 +62,7 @@ def collect_garbage_less_often() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-async def _serve(settings: Settings, address: str, supervisor_fd: int | None) -> None:
+async def _serve(settings: Settings, address: str, supervisor_fd: int | None, *, serve_metrics: bool) -> None:
     loop = asyncio.get_running_loop()
     shutdown = Shutdown()
 
@@ -70,7 +75,7 @@ async def _serve(settings: Settings, address: str, supervisor_fd: int | None) ->
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         watch_pipe(supervisor_fd, on_orphaned)
-    app = create_app(settings, shutdown=shutdown, serve_metrics=not join_shared_metrics())
+    app = create_app(settings, shutdown=shutdown, serve_metrics=serve_metrics)
     collect_garbage_less_often()
     async with app.lifespan():
         telling = None if supervisor_fd is None else asyncio.create_task(_tell_ready(app, supervisor_fd))

@@ -54,7 +54,12 @@ def create_key(
 
     async def work(admin: Administration, actor: Actor) -> str:
         owner = await admin.tenants.team_named(await admin.tenants.organization_named(org), team)
-        return (await admin.keys.create(actor, team_id=owner.id, terms=terms)).raw
+        issued = await admin.keys.create(actor, team_id=owner.id, terms=terms)
+        known = {each.name for each in await everything(admin.catalog.models)}
+        known.update(each.name for each in await everything(admin.catalog.aliases))
+        for unknown in (each for each in issued.key.models or () if each not in known):
+            typer.echo(f"evenhand: note: there is no model or alias '{unknown}' today", err=True)
+        return issued.raw
 
     typer.echo(administer(config, work))
 
@@ -85,18 +90,31 @@ def list_keys(
             rows.extend({**to_wire(key), **names} for key in keys)
         return rows
 
-    columns = ("id", "organization", "team", "name", "public_id", "default_class", "models", "expires_at", "revoked_at")
+    columns = (
+        "id",
+        "organization",
+        "team",
+        "name",
+        "public_id",
+        "pepper_id",
+        "default_class",
+        "models",
+        "created_at",
+        "expires_at",
+        "revoked_at",
+    )
     show(administer(config, work), columns, as_json=as_json)
 
 
 @key_app.command("revoke")
 def revoke_key(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `key list` shows it.")], config: Config = None
+    key: Annotated[str, typer.Argument(metavar="ID", help="Its id or public id, or the key itself.")],
+    config: Config = None,
 ) -> None:
     """Refuse a key for good, within two seconds."""
 
     async def work(admin: Administration, actor: Actor) -> None:
-        await admin.keys.revoke(actor, key_id)
+        await admin.keys.revoke(actor, (await admin.keys.find(key)).id)
 
     administer(config, work)
 
@@ -123,19 +141,19 @@ def list_tokens(as_json: AsJson = False, config: Config = None) -> None:
     async def work(admin: Administration, _: Actor) -> list[Row]:
         return [to_wire(each) for each in await everything(admin.tokens.page)]
 
-    columns = ("id", "name", "role", "public_id", "created_at", "expires_at", "revoked_at")
+    columns = ("id", "name", "role", "public_id", "pepper_id", "created_at", "expires_at", "revoked_at")
     show(administer(config, work), columns, as_json=as_json)
 
 
 @admin_token_app.command("revoke")
 def revoke_token(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `admin-token list` shows it.")],
+    token: Annotated[str, typer.Argument(metavar="ID", help="Its id or public id, or the token itself.")],
     config: Config = None,
 ) -> None:
     """Refuse an admin token for good, at once."""
 
     async def work(admin: Administration, actor: Actor) -> None:
-        await admin.tokens.revoke(actor, token_id)
+        await admin.tokens.revoke(actor, (await admin.tokens.find(token)).id)
 
     administer(config, work)
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gateway.errors import EvenhandError
+
 Config = Annotated[
     Path | None, typer.Option("--config", help="Settings file; else EVENHAND_CONFIG, ./evenhand.toml or the home's.")
 ]
@@ -16,7 +18,24 @@ Weight = Annotated[int, typer.Option(help="Share among its siblings, 1 to 100000
 Organization = Annotated[str, typer.Option("--org", help="Name of the organization.")]
 Team = Annotated[str, typer.Option("--team", help="Name of the team.")]
 
+_OPTIONS = {
+    "models": "--model",
+    "endpoints": "--endpoint",
+    "max_queue_depth": "--max-queue-depth",
+    "deadline_ms": "--deadline-ms",
+    "expires_at": "--expires-in",
+    "system_default": "--system",
+}
+"""What the admin API calls otherwise."""
+
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def in_options(error: EvenhandError) -> str:
+    """The error's message, with the name of the option that is at fault in place of the admin API's field."""
+    field = error.param or ""
+    option = _OPTIONS.get(field.partition("[")[0])
+    return error.message if option is None else error.message.replace(f"'{field}'", option)
 
 
 def duration_ms(text: str) -> int:

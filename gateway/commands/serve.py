@@ -15,12 +15,17 @@ from typing import Any
 from engine.models.fetch import resolve_model
 from gateway import __version__
 from gateway.backends.curve import curve_keys
-from gateway.commands.first_start import first_start
+from gateway.commands.first_start import make_first_keys, prepare_database
+from gateway.commands.health import reachable, server_url
+from gateway.commands.storage_down import explain
+from gateway.domain.credential import Peppers
+from gateway.errors import StorageDown
 from gateway.http_server import check_tls
 from gateway.ports import check_port, reserved_port
 from gateway.settings import Settings, all_settings
 from gateway.settings_sources import CONFIG_VARIABLE, LoadedSettings
 from gateway.socket_folder import SOCKET_NAME, socket_folder
+from gateway.storage.errors import UnusableDatabase
 from gateway.supervisor import ChildSpec, Supervisor
 
 GATEWAY_NICENESS = 5
@@ -36,7 +41,7 @@ def run(loaded: LoadedSettings, options: Mapping[str, Any]) -> int:
 
     Raises:
         SettingsError, PortError, ModelLoadError, ConfigError: before anything is started. What
-            `first_start` raises likewise.
+            `prepare_database` raises likewise, but for a database that does not answer: that is told, and 1.
     """
     started = time.monotonic()
     settings = loaded.settings
@@ -47,10 +52,16 @@ def run(loaded: LoadedSettings, options: Mapping[str, Any]) -> int:
         address = stack.enter_context(reserved_port(server.host, server.port, "--port or server.port"))
         check_port("127.0.0.1", server.metrics_port, "server.metrics_port")
         _, model = resolve_model(settings.engine.model, settings.home)
-        keys = first_start(settings)
+        try:
+            peppers = prepare_database(settings)
+        except StorageDown as e:
+            _say(f"evenhand: {explain(e, settings)}")
+            return 1
 
         def announce() -> None:
-            _say(f"Evenhand {__version__} is ready in {time.monotonic() - started:.1f} s")
+            took_s = time.monotonic() - started
+            keys = _first_keys(settings, peppers)
+            _say(f"Evenhand {__version__} is ready in {took_s:.1f} s")
             for line in where_to_go(settings, address, model, keys):
                 _say(line)
 
@@ -71,6 +82,17 @@ def run(loaded: LoadedSettings, options: Mapping[str, Any]) -> int:
             supervise = partial(Supervisor, on_ready=announce, log=_say, on_end=partial(forget_gauges, metrics))
         engine = ChildSpec(name="engine", command=_command("engine"), environment=environment)
         return asyncio.run(supervise((gateways, [engine])).run())
+
+
+def _first_keys(settings: Settings, peppers: Peppers) -> Sequence[tuple[str, str]]:
+    """The server is running and goes on running, whatever becomes of them."""
+    try:
+        return make_first_keys(settings, peppers)
+    except StorageDown as e:
+        _say(f"evenhand: {explain(e, settings)}; if there is no organization yet, the next start makes one")
+    except UnusableDatabase as e:
+        _say(f"evenhand: {e}")
+    return ()
 
 
 def _command(name: str) -> list[str]:
@@ -101,27 +123,25 @@ def _environment(loaded: LoadedSettings, options: Mapping[str, Any], folder: Pat
     }
 
 
-def where_to_go(settings: Settings, address: str, model: str, keys: Sequence[tuple[str, str]] | None) -> list[str]:
+def where_to_go(settings: Settings, address: str, model: str, keys: Sequence[tuple[str, str]]) -> list[str]:
     """What a person needs for a first request.
 
     Args:
         keys: those that were just made, as (team, raw key): nobody is shown them again.
     """
     server = settings.server
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104 - compared, not bound
-    scheme = "http" if server.tls_cert is None else "https"
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
+    url = server_url(server, address)
     body = (
         f'{{"model": "{model}", "temperature": 0, "max_tokens": 100, '
         '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
     lines = [
-        f"  address  {url}/v1" + (f" (listening on {address})" if host != address else ""),
+        f"  address  {url}/v1" + (f" (listening on {address})" if reachable(address) != address else ""),
         f"  model    {model} on {settings.engine.device}",
         f"  metrics  http://127.0.0.1:{server.metrics_port}/metrics",
     ]
     if not keys:
-        return [*lines, "  keys     evenhand key create --org demo --team alpha --name NAME"]
+        return [*lines, "  keys     evenhand key create --org ORG --team TEAM --name NAME"]
     return [
         *lines,
         *(f"  key      {team}  {raw} (new, shown this once)" for team, raw in keys),

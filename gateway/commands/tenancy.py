@@ -56,7 +56,7 @@ def disable_org(name: Name, config: Config = None) -> None:
 
 @org_app.command("enable")
 def enable_org(name: Name, config: Config = None) -> None:
-    """Undo that."""
+    """Accept requests of an organization's keys again."""
     _change_org(name, TenantChange(is_disabled=False), config)
 
 
@@ -103,7 +103,7 @@ def disable_team(name: Name, org: Organization, config: Config = None) -> None:
 
 @team_app.command("enable")
 def enable_team(name: Name, org: Organization, config: Config = None) -> None:
-    """Undo that."""
+    """Accept requests of a team's keys again."""
     _change_team(org, name, TenantChange(is_disabled=False), config)
 
 

@@ -72,6 +72,15 @@ def parse(raw: bytes | str, prefix: Prefix) -> str | None:
     return shape[1].decode()
 
 
+def public_id_in(text: str, prefix: Prefix) -> str | None:
+    """The public id in what somebody calls a credential by: that alone, or the raw credential, whole or not.
+
+    None if it is neither. For finding a credential, never for letting anybody in: nothing behind it is looked at.
+    """
+    found = re.fullmatch(rf"{prefix}([0-9A-Za-z]{{12}})(?:_[0-9A-Za-z]*)?|([0-9A-Za-z]{{12}})", text)
+    return None if found is None else found[1] or found[2]
+
+
 class Peppers:
     """The secrets that digests are made with.
 

@@ -37,6 +37,14 @@ class WriterLock:
         self._path = path
         self._descriptor = descriptor
 
+    @property
+    def is_in_place(self) -> bool:
+        """Others see it where they look for it. Raises `OSError` if that cannot be found out."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     def release(self, *, remove: bool) -> None:
         """Args: remove: the writer's journal is finished and gone, so its lock goes too."""
         if remove:

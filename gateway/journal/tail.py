@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gateway.domain.ids import RequestId
@@ -171,7 +172,8 @@ class JournalTail:
 
     def _remove(self, segment: Segment) -> None:
         if segment.number in self.damaged:
-            segment.path.rename(segment.path.with_name(f"{segment.path.name}.damaged"))
+            with suppress(FileNotFoundError):
+                segment.path.rename(segment.path.with_name(f"{segment.path.name}.damaged"))
         else:
             segment.path.unlink(missing_ok=True)
 
@@ -186,5 +188,8 @@ def _bytes_at(segment: Segment, offset: int) -> bytes:
         if not MAGIC.startswith(os.pread(descriptor, len(MAGIC), 0)):
             raise DamagedJournal("it begins as no journal of this version does")
         return os.pread(descriptor, READ_BYTES, offset)
+    except OSError as e:
+        e.filename = str(segment.path)  # reading knows only descriptors, and this is for people
+        raise
     finally:
         os.close(descriptor)

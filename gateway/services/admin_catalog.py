@@ -9,11 +9,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.domain.catalog import Alias, Model
+from gateway.domain.credential import hide_credentials
 from gateway.domain.principal import RequestClass
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.services.admin_changes import Changes
 from gateway.services.admin_pages import Page, PageRequest, fetch_page
-from gateway.services.admin_rules import check_alias_name, check_system_default
+from gateway.services.admin_rules import MAX_MODEL_NAME, check_alias_name, check_system_default
 from gateway.services.audit import Actor
 from gateway.services.stores import Storage, Work
 
@@ -130,7 +131,11 @@ async def _require_alias(work: Work, name: str) -> Alias:
 
 async def _check_target(work: Work, model: str) -> str:
     if all(each.name != model for each in await work.catalog.models()):
-        raise InvalidRequest("'model' must be the name of a model of the catalogue, not of an alias.", param="model")
+        raise InvalidRequest(
+            f"There is no model '{hide_credentials(model[:MAX_MODEL_NAME])}' in the catalogue; "
+            "a model is known once it has been served (evenhand model list).",
+            param="model",
+        )
     return model
 
 

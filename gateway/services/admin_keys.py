@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.domain.credential import API_KEY, Peppers, issue
+from gateway.domain.credential import API_KEY, Peppers, issue, public_id_in
 from gateway.domain.ids import KeyId, new_key_id
 from gateway.domain.principal import RequestClass
 from gateway.domain.tenancy import ApiKey, Organization, Secret, Team
@@ -103,6 +103,13 @@ class Keys:
     async def get(self, key_id: str) -> ApiKey:
         async with self._storage.reading() as work:
             return await _require_key(work, key_id)
+
+    async def find(self, named: str) -> ApiKey:
+        """By its id, its public id, or itself; of a raw key only the public id is looked at."""
+        public_id = public_id_in(named, API_KEY)
+        async with self._storage.reading() as work:
+            holder = None if public_id is None else await work.keys.holder(public_id)
+            return await _require_key(work, named) if holder is None else holder.key
 
     async def page(self, page: PageRequest, *, team_id: str | None = None) -> Page[ApiKey]:
         """All, or those of one team, which must be there."""

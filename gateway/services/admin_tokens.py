@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.domain.credential import ADMIN_TOKEN, Peppers, issue, parse
+from gateway.domain.credential import ADMIN_TOKEN, Peppers, issue, parse, public_id_in
 from gateway.domain.ids import AdminTokenId, new_admin_token_id
 from gateway.domain.tenancy import AdminToken, Role, Secret
 from gateway.errors import InvalidKey, NotAllowed, NotFound
@@ -75,6 +75,13 @@ class AdminTokens:
     async def get(self, token_id: str) -> AdminToken:
         async with self._storage.reading() as work:
             return await _require_token(work, token_id)
+
+    async def find(self, named: str) -> AdminToken:
+        """By its id, its public id, or itself; of a raw token only the public id is looked at."""
+        public_id = public_id_in(named, ADMIN_TOKEN)
+        async with self._storage.reading() as work:
+            found = None if public_id is None else await work.admin_tokens.by_public_id(public_id)
+            return await _require_token(work, named) if found is None else found
 
     async def page(self, page: PageRequest) -> Page[AdminToken]:
         after = page.after_id("adm_")

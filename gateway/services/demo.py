@@ -44,6 +44,7 @@ async def first_start(
         organization = await add_organization(change, name=ORGANIZATION, weight=1)
         keys = []
         for name, weight in TEAM_WEIGHTS.items():
+            change.now_ms += 1  # ids of one millisecond are in no order, and lists are in order of id
             team = await add_team(change, organization, name=name, weight=weight)
             issued = await add_key(change, peppers, organization, team, KeyTerms(name=KEY_NAME))
             keys.append(FirstKey(name, weight, issued.raw))

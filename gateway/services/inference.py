@@ -214,7 +214,8 @@ class Call:
             RequestRecord(
                 info=self.info,
                 opening=self._opening,
-                closed_at_ms=int(self._clock.time() * 1000),
+                # Never before it was opened, even if the clock was set back meanwhile.
+                closed_at_ms=max(int(self._clock.time() * 1000), self._opening.opened_at_ms),
                 outcome=outcome,
                 usage=generation.usage,
                 timings=generation.timings,

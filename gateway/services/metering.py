@@ -20,21 +20,25 @@ from gateway.domain.usage import EngineTimings, Outcome
 from gateway.errors import Unavailable
 from gateway.journal.records import MAX_PROGRESS, Closed, Opened, Progress
 from gateway.journal.writer import JournalFull, JournalWriter
-from gateway.services.ports import Clock, Recorder, Running
+from gateway.services.ports import Clock, Readiness, Recorder, Running
 
 logger = logging.getLogger(__name__)
 
 SYNC_EVERY_S = 0.1
 PROGRESS_EVERY_S = 1.0
 _NO_TIMINGS = EngineTimings()
+_PROBE = Progress({RequestId(" " * 4096): 0})
+"""Says nothing, and is longer than any row and than what is left of a disk's last block: if there is room for this one,
+there is room for others."""
 
 
 class _Open:
     """A request that is not settled; `told` is the number of output tokens that the journal has of it."""
 
-    __slots__ = ("opened_s", "running", "told")
+    __slots__ = ("opened_s", "opening", "running", "told")
 
-    def __init__(self, opened_s: float, running: Running) -> None:
+    def __init__(self, opening: Opening, opened_s: float, running: Running) -> None:
+        self.opening = opening
         self.opened_s = opened_s
         self.running = running
         self.told = 0
@@ -53,6 +57,8 @@ class MeteringRecorder:
         self._open: dict[RequestId, _Open] = {}
         self._unwritten: deque[LedgerRow] = deque()
         self._next_progress_s = 0.0
+        self._trouble = ""  # why the journal took no record; empty once it takes them again
+        self._must_reopen = False
 
     def opened(self, opening: Opening, running: Running) -> None:
         """As the port says. `running` is asked for its usage about once a second, so that a crash of everything still
@@ -60,15 +66,26 @@ class MeteringRecorder:
         try:
             self._journal.append(Opened(opening))
         except JournalFull as e:
+            self._trouble = str(e)
             logger.error("a request was refused: the journal takes no records (%s)", e)  # noqa: TRY400 - no bug
             raise Unavailable("The server cannot keep records right now. Please try again shortly.") from e
-        self._open[opening.request_id] = _Open(self._clock.monotonic(), running)
+        self._open[opening.request_id] = _Open(opening, self._clock.monotonic(), running)
 
     def settled(self, record: RequestRecord) -> None:
         row = row_of(record)
         self._open.pop(row.request_id, None)
         self._unwritten.append(row)
-        self._write_rows()
+        try:
+            self._write_rows()
+        except JournalFull as e:
+            self._trouble = str(e)
+            logger.error(  # noqa: TRY400 - no bug
+                "%d settled requests wait for the journal to take them (%s)", len(self._unwritten), e
+            )
+
+    def readiness(self) -> Readiness:
+        """Whether requests can be put on record."""
+        return Readiness(not self._trouble, f"the journal takes no records: {self._trouble}" if self._trouble else "")
 
     def is_open(self, request_id: str) -> bool:
         """The request was opened and is not settled yet."""
@@ -89,8 +106,9 @@ class MeteringRecorder:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what could not be written before, and make all of it survive a loss of power."""
-        self._write_rows()
+        """Put the journal right if something has happened to it, write what could not be written before, and make all
+        of it survive a loss of power."""
+        self._catch_up()
         if not self._journal.is_dirty:
             return
         try:
@@ -98,15 +116,36 @@ class MeteringRecorder:
         except OSError as e:
             logger.error("the journal could not be synced (error %s)", e.errno)  # noqa: TRY400 - no bug
 
-    def _write_rows(self) -> None:
+    def _catch_up(self) -> None:
         try:
-            while self._unwritten:
-                self._journal.append(Closed(self._unwritten[0]))
-                self._unwritten.popleft()
+            self._must_reopen |= self._journal.mend()
+            if self._must_reopen:
+                self._reopen()
+            self._write_rows()
+            if self._trouble:
+                self._journal.append(_PROBE)
         except JournalFull as e:
-            logger.error(  # noqa: TRY400 - no bug
-                "%d settled requests wait for the journal to take them (%s)", len(self._unwritten), e
-            )
+            if not self._trouble:
+                logger.error("the journal takes no records (%s)", e)  # noqa: TRY400 - no bug
+            self._trouble = str(e)
+        else:
+            if self._trouble:
+                logger.warning("the journal takes records again")
+            self._trouble = ""
+
+    def _reopen(self) -> None:
+        """Say again of all open requests that they are, and how much they were told. Raises `JournalFull`."""
+        for request in self._open.values():
+            self._journal.append(Opened(request.opening))
+            request.told = 0
+        self._next_progress_s = 0.0
+        self._must_reopen = False
+
+    def _write_rows(self) -> None:
+        """Raises `JournalFull`; those that it did not take stay."""
+        while self._unwritten:
+            self._journal.append(Closed(self._unwritten[0]))
+            self._unwritten.popleft()
 
     def _write_progress(self) -> None:
         before_s = self._clock.monotonic() - PROGRESS_EVERY_S
@@ -121,6 +160,7 @@ class MeteringRecorder:
             while part := dict(itertools.islice(items, MAX_PROGRESS)):
                 self._journal.append(Progress(part))
         except JournalFull as e:
+            self._trouble = str(e)
             logger.error("progress of requests is not on record (%s)", e)  # noqa: TRY400 - no bug
 
 

@@ -59,6 +59,7 @@ class _Case:
         since_s: when all that it had closed was posted; None before that.
         found: final counts by the id of the part.
         settled: ids of parts that the engines may forget.
+        failure: what went wrong last, so that it is said only once.
     """
 
     writer_id: str
@@ -67,6 +68,7 @@ class _Case:
     since_s: float | None
     found: dict[str, EngineFinal]
     settled: set[str]
+    failure: str = ""
 
 
 class Recovery:
@@ -97,6 +99,7 @@ class Recovery:
         self._is_open = is_open
         self._grace_s = grace_s
         self._cases: dict[str, _Case] = {}
+        self._unusable: set[str] = set()  # writers whose lock cannot even be looked at; that is said only once
         self._next_own_s = clock.monotonic() + OWN_EVERY_S
 
     async def run(self) -> None:
@@ -121,9 +124,11 @@ class Recovery:
                     case.lock.release(remove=True)
             except StorageDown:
                 logger.warning("the database does not answer; the journal of %s waits", case.writer_id)
-            except Exception:
+            except Exception as e:
                 # One journal must not keep others from being recovered; it stays, and is tried again.
-                logger.exception("the recovery of journal %s failed", case.writer_id)
+                if case.failure != repr(e):
+                    logger.exception("the recovery of journal %s failed; it is tried again", case.writer_id)
+                case.failure = repr(e)
         if self._clock.monotonic() >= self._next_own_s:
             self._next_own_s = self._clock.monotonic() + OWN_EVERY_S
             await self._forget_own()
@@ -135,13 +140,22 @@ class Recovery:
             case.lock.release(remove=False)
         self._cases.clear()
 
-    # --- a dead process ---------------------------------------------------------------------------------------------
-
     def _find(self) -> None:
-        for writer_id in self._folder.writers():
+        writers = self._folder.writers()
+        self._unusable.intersection_update(writers)
+        for writer_id in writers:
             if writer_id == self._writer_id or writer_id in self._cases:
                 continue
-            lock = self._folder.take_over(writer_id)
+            try:
+                lock = self._folder.take_over(writer_id)
+            except OSError as e:
+                if writer_id not in self._unusable:
+                    self._unusable.add(writer_id)
+                    logger.error(  # noqa: TRY400 - no bug
+                        "nobody can tell whether journal %s is of a dead process: %s", writer_id, e
+                    )
+                continue
+            self._unusable.discard(writer_id)
             if lock is not None:
                 tail = JournalTail(self._folder, writer_id, is_finished=True)
                 self._cases[writer_id] = _Case(writer_id, lock, tail, None, {}, set())
@@ -221,8 +235,6 @@ class Recovery:
     @staticmethod
     def _parts_found(case: _Case, requests: Iterable[OpenRequest]) -> set[str]:
         return {part for request in requests for part in part_ids(request.opening) if case.found.pop(part, None)}
-
-    # --- this process -----------------------------------------------------------------------------------------------
 
     async def _forget_own(self) -> None:
         """Counts that engines keep since a connection was lost: this process has settled on what it knew."""

@@ -21,9 +21,6 @@ class WaitingRequests:
         self._num[principal.key_id] = num + 1
         return Place(self, principal.key_id)
 
-    def num_waiting(self, key_id: KeyId) -> int:
-        return self._num.get(key_id, 0)
-
     def leave(self, key_id: KeyId) -> None:
         """One fewer; a `Place` calls it once."""
         num = self._num[key_id] - 1

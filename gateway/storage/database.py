@@ -135,7 +135,7 @@ class Database:
                 await transaction.begin()
             except BaseException as e:
                 await transaction.close()
-                if is_last or transaction.is_aborted or not isinstance(e, StorageDown):
+                if is_last or not self.is_postgresql or transaction.is_aborted or not isinstance(e, StorageDown):
                     raise
             else:
                 return transaction

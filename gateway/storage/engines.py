@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from sqlalchemy import Connection, NullPool, event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gateway.storage.urls import PostgresqlServer, SqliteFile
@@ -15,12 +17,15 @@ READ_S = 1.5
 within about two seconds."""
 WRITE_S = 10.0
 """Bound of a call in a transaction that writes, waiting for other writers included."""
+BUSY_S = 1.0
+"""How long one try to get hold of an SQLite file lasts: the driver's thread waits for it, and cannot be called off."""
 CONNECT_S = 1.5
 """Bound of getting a connection, made or from the pool."""
 MIGRATE_S = 600.0
 
 _SQLITE_CONNECTIONS = 4
 """One writes, the others read."""
+_BUSY = "SQLITE_BUSY"
 _BEGIN = "evenhand_begin"
 """Execution option: the statement that begins a transaction in SQLite."""
 
@@ -30,7 +35,7 @@ def sqlite_engine(place: SqliteFile) -> AsyncEngine:
     _make_private(place)
     engine = create_async_engine(
         f"sqlite+aiosqlite:///{place.path}",
-        connect_args={"isolation_level": None, "timeout": WRITE_S},
+        connect_args={"isolation_level": None, "timeout": BUSY_S},
         pool_size=_SQLITE_CONNECTIONS,
         max_overflow=0,
         pool_timeout=WRITE_S,
@@ -111,4 +116,12 @@ def _set_up_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
     def begin(connection: Connection) -> None:
         # The driver is told to leave transactions alone (isolation_level None): its own begin too late, and never
         # for what only reads.
-        connection.exec_driver_sql(connection.get_execution_options()[_BEGIN])
+        statement, until_s = connection.get_execution_options()[_BEGIN], time.monotonic() + WRITE_S
+        while True:
+            try:
+                connection.exec_driver_sql(statement)
+            except OperationalError as e:
+                if getattr(e.orig, "sqlite_errorname", None) != _BUSY or time.monotonic() >= until_s:
+                    raise
+            else:
+                return

@@ -31,6 +31,10 @@ class SchemaError(UnusableDatabase):
     """The database's tables are not those that this version needs."""
 
 
+class MigrationRefused(Exception):
+    """Going there would drop tables, and nobody has said that this is meant."""
+
+
 def may_pass(error: BaseException) -> bool:
     """Whether a failed call means that the database does not answer now, rather than that the call was wrong.
 

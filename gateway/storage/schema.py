@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from gateway.storage.database import Database
-from gateway.storage.errors import SchemaError
+from gateway.storage.errors import MigrationRefused, SchemaError
 
 HEAD = "head"
 BASE = "base"
@@ -27,10 +27,14 @@ def migrations_folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "migrations"
 
 
-async def migrate(database: Database, revision: str = HEAD) -> str:
+async def migrate(database: Database, revision: str = HEAD, *, may_lose: bool = True) -> str:
     """Go up or down to a revision (``head``: the newest, ``base``: no tables); the one it is at then.
 
+    Args:
+        may_lose: go down, too, where what only the later revision has room for is deleted.
+
     Raises:
+        MigrationRefused: it is down, and it may not be.
         SchemaError: there is no such revision, or the database is at one that this version does not know.
         StorageDown: the database does not answer.
     """
@@ -40,7 +44,12 @@ async def migrate(database: Database, revision: str = HEAD) -> str:
     if target not in chain:
         raise SchemaError(f"there is no revision {revision!r}; there are {', '.join(chain)} and {HEAD}")
     async with database.migrating() as connection:
-        return await connection.run_sync(_move, chain, target)
+        return await connection.run_sync(_move, chain, target, may_lose)
+
+
+def newest() -> str:
+    """The revision that this version needs."""
+    return _chain(ScriptDirectory(str(migrations_folder())))[-1]
 
 
 async def current(database: Database) -> str:
@@ -70,8 +79,12 @@ def _current(connection: Connection, chain: list[str]) -> str:
     return revision
 
 
-def _move(connection: Connection, chain: list[str], target: str) -> str:
-    way = chain.index(target) - chain.index(_current(connection, chain))
+def _move(connection: Connection, chain: list[str], target: str, may_lose: bool) -> str:
+    before = _current(connection, chain)
+    way = chain.index(target) - chain.index(before)
+    if way < 0 and not may_lose:
+        lost = "all keys, the ledger and the audit" if target == BASE else "what only the later one has room for"
+        raise MigrationRefused(f"going down from revision {before} to {target} deletes {lost}")
     config = Config()
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

@@ -12,10 +12,9 @@ DRAIN_BYTES = 64 << 20
 DRAIN_S = 10.0
 """How much of a body that is too large is read and dropped, and for how long. A client that still writes when the
 connection closes may never see the answer."""
-BODY_TIMEOUT_S = 30.0
 
 
-async def read_body(scope: HTTPScope, receive: Receive, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+async def read_body(scope: HTTPScope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
     """The whole body.
 
     What is declared as too large is refused unread: a client that asked first (``expect: 100-continue``) sends nothing.

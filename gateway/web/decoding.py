@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Generic, TypeVar
 
@@ -15,6 +14,12 @@ T = TypeVar("T")
 MAX_ECHO = 200
 """Most characters of what a caller made up that a message repeats."""
 
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPES = re.compile(
+    rb"((?:\\[^u])+|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}",
+    re.DOTALL,
+)
+r"""Other escapes and whole pairs, in group 1, or half a pair. The others matter for ``\\ud83d``, which is text."""
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"contains unknown field `(.*?)`(?: - at `\$\.?([^`]*)`)?$", re.DOTALL)
@@ -42,15 +47,18 @@ class BodyDecoder(Generic[T]):
         The half becomes a replacement character, as everywhere else in the world. Anything else is malformed.
         """
         malformed = InvalidRequest("We could not parse the JSON body of your request. The body must be valid JSON.")
-        if b"\\ud" not in body.lower():
+        if _HALF.search(body) is None:
             raise malformed from error
         try:
-            text = json.dumps(json.loads(body), ensure_ascii=False)
-            return self._decoder.decode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+            return self._decoder.decode(_ESCAPES.sub(_whole, body))
         except msgspec.ValidationError as e:
             raise explain(e) from e
-        except (ValueError, RecursionError) as e:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
             raise malformed from e
+
+
+def _whole(escape: re.Match[bytes]) -> bytes:
+    return escape[1] or rb"\ufffd"
 
 
 def explain(error: msgspec.ValidationError) -> InvalidRequest:

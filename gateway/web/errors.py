@@ -7,6 +7,7 @@ router's own handlers never see. Never a stack trace, a key, or the framework's 
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -36,6 +37,10 @@ MAX_ECHO = 200
 
 ADMIN_PATH = "/admin"
 """Where errors have the shape of RFC 9457."""
+
+_is_field = re.compile(r"[a-z0-9_.\[\]-]{1,60}").fullmatch
+"""Whether this may be a field of ours, or a misspelled one. Of any other name that a caller made up the log says
+nothing: people paste prompts and keys in the wrong places."""
 
 _GENERAL_CODES = {400: "invalid_request", 403: "not_allowed", 404: "not_found"}
 """Of errors that have no code in the shape of the OpenAI API, where it may be null."""
@@ -111,7 +116,7 @@ class ErrorResponses:
             route=request.scope.get("path_template"),
             status=error.status,
             code=error.code,
-            param=error.param,
+            param=error.param if error.param is not None and _is_field(error.param) else None,
             exc_info=exception if is_ours else None,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 from litestar.types import HTTPScope, Receive
@@ -17,6 +18,8 @@ from gateway.web.sse import AnswerWriter, EventStream, StreamWriter, WholeAnswer
 
 T = TypeVar("T")
 
+SMALL_BODY_BYTES = 256 << 10
+"""Decoded at once, which takes 1 ms; a larger one is decoded while other requests go on."""
 DEADLINE_HEADER = b"x-evenhand-deadline-ms"
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 CLASS_HEADER = b"x-evenhand-class"
@@ -40,7 +43,10 @@ class InferenceHttp:
 
     async def read(self, scope: HTTPScope, receive: Receive, decoder: BodyDecoder[T]) -> T:
         """Raises what `read_body` raises, and `InvalidRequest`."""
-        return decoder.decode(await read_body(scope, receive, self._max_body_bytes, self._body_timeout_s))
+        body = await read_body(scope, receive, self._max_body_bytes, self._body_timeout_s)
+        if len(body) <= SMALL_BODY_BYTES:
+            return decoder.decode(body)
+        return await asyncio.to_thread(decoder.decode, body)
 
     async def prepare(self, scope: HTTPScope, wanted: GenerationRequest, endpoint: Endpoint, *, stream: bool) -> Call:
         """Raises what `Inference.prepare` raises, and `InvalidRequest` if a class is asked for that does not exist."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from admin_kit import ACTOR, Office
 from sqlalchemy import Executable, delete, update
 
+from gateway.domain.audit import chain_hash
 from gateway.services.audit import breaks
 from gateway.services.stores import Storage
 from gateway.storage.tables import audit
@@ -50,3 +52,19 @@ async def test_what_was_changed_or_removed_is_named(
     found = await _found(storage)
     assert len(found) == len(expected)
     assert all(line.startswith(begin) for line, begin in zip(found, expected, strict=True))
+
+
+async def test_an_entry_forged_with_its_hash_is_found_at_the_next_one(office: Office, storage: Storage) -> None:
+    """Every hash takes in the one before it, so that a forger had to write all later entries anew."""
+    third = (await office.audit())[2]
+    forged = msgspec.structs.replace(third.draft, actor="cli:nobody")
+    new_hash = chain_hash(3, forged, third.previous_hash)
+    async with storage.writing() as work:
+        for statement in (
+            update(audit).where(audit.c.sequence == 3).values(actor=forged.actor, hash=new_hash),
+            update(audit).where(audit.c.sequence == 4).values(previous_hash=new_hash),
+        ):
+            await work._transaction.run(statement)  # type: ignore[attr-defined]
+
+    [found] = await _found(storage)
+    assert found.startswith("Entry 4 is not what was written")

@@ -269,6 +269,7 @@ async def test_the_demo_is_made_once_by_many_at_once(office: Office, storage: St
     (keys,) = [made for made in many if made is not None]
     assert [(key.team, key.weight) for key in keys] == [("alpha", 3), ("beta", 1)]
     assert len({key.raw for key in keys}) == 2
+    assert [each.name for each in (await office.admin.tenants.teams(PageRequest())).data] == ["alpha", "beta"]
     organizations = await office.admin.tenants.organizations(PageRequest())
     assert [each.name for each in organizations.data] == ["demo"]
     assert len(await office.audit()) == 5

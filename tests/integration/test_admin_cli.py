@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import delete
 
 from gateway.cli import main
-from gateway.domain.credential import ADMIN_TOKEN, API_KEY, parse
+from gateway.domain.credential import ADMIN_TOKEN, API_KEY, issue, parse
 from gateway.storage.database import Database
 from gateway.storage.tables import audit
 
@@ -81,9 +81,10 @@ def _table(done: Done) -> list[dict[str, str]]:
 def test_from_an_organization_to_a_key(cli: Cli) -> None:
     organization = cli("org", "create", "Ácme", "--weight", "5").line
     team = cli("team", "create", "--org", "Ácme", "--weight", "3", "red").line
-    raw = cli("key", "create", "--org", "Ácme", "--team", "red", "--name", "agents", "--class", "batch", "--model", "a",
-              "--model", "b/c", "--endpoint", "chat", "--expires-in", "30d", "--max-queue-depth", "4",
-              "--deadline-ms", "500").line  # fmt: skip
+    made = cli("key", "create", "--org", "Ácme", "--team", "red", "--name", "agents", "--class", "batch", "--model",
+               "a", "--model", "b/c", "--endpoint", "chat", "--expires-in", "30d", "--max-queue-depth", "4",
+               "--deadline-ms", "500")  # fmt: skip
+    raw = made.out.strip()
     public_id = parse(raw, API_KEY)
     assert public_id is not None
 
@@ -125,6 +126,106 @@ def test_admin_tokens(cli: Cli) -> None:
     assert [row["revoked_at"] == "-" for row in _table(cli("admin-token", "list"))] == [False, True]
 
 
+def test_a_key_is_revoked_by_its_id_its_public_id_or_itself_whole_or_not(cli: Cli) -> None:
+    cli("org", "create", "acme")
+    cli("team", "create", "--org", "acme", "red")
+    raws = [cli("key", "create", "--org", "acme", "--team", "red", "--name", "k").line for _ in range(5)]
+    others = cli("admin-token", "create").line, cli("admin-token", "create").line
+
+    for given in (raws[0], raws[1].split("_")[1], raws[2][:-9], f"eh_{raws[3].split('_')[1]}"):
+        assert cli("key", "revoke", given) == Done(0, "", "")
+    alive = [row["public_id"] for row in _table(cli("key", "list")) if row["revoked_at"] == "-"]
+    assert alive == [raws[4].split("_")[1]]
+
+    for given in (others[0], others[1].split("_")[1]):
+        assert cli("key", "revoke", given) == Done(1, "", "evenhand: There is no key with this id.\n")
+        assert cli("admin-token", "revoke", given) == Done(0, "", "")
+    assert all(row["revoked_at"] != "-" for row in _table(cli("admin-token", "list")))
+
+
+def test_lists_tell_the_pepper_and_when_a_key_was_made(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENHAND_AUTH__PEPPERS", "old:" + "0" * 64)
+    cli("org", "create", "acme")
+    cli("team", "create", "--org", "acme", "red")
+    make_key = ("key", "create", "--org", "acme", "--team", "red", "--name", "k")
+    cli(*make_key)
+    cli("admin-token", "create")
+    monkeypatch.setenv("EVENHAND_AUTH__PEPPERS", "new:" + "1" * 64 + ",old:" + "0" * 64)
+    cli(*make_key)
+    cli("admin-token", "create")
+
+    keys = _table(cli("key", "list"))
+    assert sorted(row["pepper_id"] for row in keys) == ["new", "old"]
+    assert all(row["created_at"].startswith("20") for row in keys)
+    assert sorted(row["pepper_id"] for row in _table(cli("admin-token", "list"))) == ["new", "old"]
+    assert {json.loads(line)["pepper_id"] for line in cli("key", "list", "--json").out.splitlines()} == {"new", "old"}
+
+
+def test_a_scope_that_nothing_is_in_today_is_noted(cli: Cli) -> None:
+    cli("org", "create", "acme")
+    cli("team", "create", "--org", "acme", "red")
+
+    done = cli("key", "create", "--org", "acme", "--team", "red", "--name", "k", "--model", "smol")
+
+    assert done.code == 0
+    assert parse(done.out.strip(), API_KEY)
+    assert done.err == "evenhand: note: there is no model or alias 'smol' today\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--model", ""), ("--endpoint", "x"), ("--max-queue-depth", "0"), ("--deadline-ms", "0"), ("--expires-in", "0s")],
+)
+def test_an_error_names_the_option(cli: Cli, option: str, value: str) -> None:
+    cli("org", "create", "acme")
+    cli("team", "create", "--org", "acme", "red")
+
+    done = cli("key", "create", "--org", "acme", "--team", "red", "--name", "k", option, value)
+
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"evenhand: {option} must ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("key", "revoke", "{}"),
+        ("key", "revoke", "x", "{}"),
+        ("{}",),
+        ("key", "{}"),
+        ("org", "create", "{}"),
+        ("org", "disable", "{}"),
+        ("alias", "create", "a", "--model", "{}"),
+        ("alias", "remove", "{}"),
+        ("key", "list", "--org", "{}"),
+        ("admin-token", "create", "--role", "{}"),
+        ("migrate", "{}"),
+    ],
+)
+def test_what_looks_like_a_credential_is_never_repeated(cli: Cli, arguments: tuple[str, ...]) -> None:
+    raw, public_id = issue(API_KEY)
+
+    done = cli(*(each.format(raw) for each in arguments))
+
+    assert done.code != 0
+    assert public_id not in done.out + done.err
+    assert "Traceback" not in done.err
+
+
+def test_going_down_needs_a_yes(cli: Cli) -> None:
+    cli("org", "create", "acme")
+
+    refused = cli("migrate", "base")
+
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.startswith("evenhand: going down from revision 0001 to base deletes all keys, the ledger and")
+    assert "--yes" in refused.err
+    assert refused.err.count("\n") == 1
+    assert [row["name"] for row in _table(cli("org", "list"))] == ["acme"]
+    assert cli("migrate", "base", "--yes") == Done(0, "base\n", "")
+    assert _table(cli("org", "list")) == []
+
+
 def test_the_audit_names_the_user_and_a_break_is_told(cli: Cli, database_url: str) -> None:
     cli("org", "create", "acme")
     cli("org", "create", "other")
@@ -162,7 +263,10 @@ async def _actors_and_cut(database_url: str) -> set[str]:
         (("org", "create", "a\nb"), "'name' must have printable characters only."),
         (("org", "set-weight", "acme", "0"), "'weight' must be between 1 and 1000000."),
         (("model", "disable", "x"), "There is no model of this name in the catalogue."),
-        (("alias", "create", "y", "--model", "x"), "'model' must be the name of a model of the catalogue"),
+        (
+            ("alias", "create", "y", "--model", "x"),
+            "There is no model 'x' in the catalogue; a model is known once it has been served (evenhand model list).",
+        ),
         (("alias", "remove", "y"), "There is no alias of this name."),
     ],
 )
@@ -197,9 +301,28 @@ def test_a_wrong_option_is_a_usage_error_and_touches_no_database(
 def test_a_database_that_does_not_answer_is_one_line(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]
 ) -> None:
-    monkeypatch.setenv("EVENHAND_DATABASE__URL", f"postgresql://u:hidden@127.0.0.1:{free_port()}/evenhand")
+    port = free_port()
+    monkeypatch.setenv("EVENHAND_DATABASE__URL", f"postgresql://u:hidden@127.0.0.1:{port}/evenhand")
 
     done = cli("org", "list")
 
     assert (done.code, done.out) == (1, "")
-    assert done.err == "evenhand: The database does not answer right now. Please try again shortly.\n"
+    assert done.err.startswith(f"evenhand: the database at 127.0.0.1:{port} does not answer: ConnectionRefusedError: ")
+    assert done.err.count("\n") == 1
+    assert "hidden" not in done.err
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://u:hidden@127.0.0.1:{}/e?password=hidden", "postgresql://u:1/hidden@127.0.0.1:{}/e"],
+)
+def test_no_part_of_a_password_is_shown_wherever_it_stands(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int], url: str
+) -> None:
+    monkeypatch.setenv("EVENHAND_DATABASE__URL", url.format(free_port()))
+
+    done = cli("org", "list")
+
+    assert (done.code, done.out) == (1, "")
+    assert "does not answer" in done.err
+    assert "hidden" not in done.err

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import structlog
 from admin_kit import ACTOR, MODEL, Office, admin_routes
+from identity_kit import with_other_secret
 from sqlalchemy import select
 
 from gateway.services.admin_keys import KeyTerms
@@ -155,6 +156,19 @@ async def test_without_an_admin_token_every_route_is_closed(estate: Estate) -> N
                 answers.add(response.content)
     assert len(answers) == 1
     assert await estate.state() == before
+
+
+async def test_a_token_with_another_secret_opens_no_route(estate: Estate) -> None:
+    """Public ids are in lists and logs: whoever has one has nothing."""
+    before = await estate.state()
+    for forged in (with_other_secret(estate.viewer), with_other_secret(await estate.office.token())):
+        before = await estate.state()
+        async with estate.office.client(forged) as client:
+            for operation, method, path, body in estate.requests():
+                response = await client.request(method, path, json=body)
+                assert (response.status_code, response.json()["code"]) == (401, "invalid_api_key"), operation
+                assert (await client.options(path)).status_code == 401, operation
+        assert await estate.state() == before
 
 
 async def test_fields_that_nobody_asked_for_are_refused_by_name(estate: Estate) -> None:

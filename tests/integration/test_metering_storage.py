@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from sqlalchemy import delete, update
 
 from gateway.commands.ledger import verify
+from gateway.commands.migrate import run as migrate_command
 from gateway.domain.audit import AuditDraft
 from gateway.domain.ids import TeamId
 from gateway.domain.ledger import HOUR_MS
@@ -210,6 +211,7 @@ def test_the_command_says_clean_or_what_it_found(
     database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = Settings(home=tmp_path, database=DatabaseSettings(url=SecretStr(database_url)))
+    assert migrate_command(settings, None) == 0
     assert verify(settings) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "clean"
     (JournalFolder(tmp_path).path).mkdir()

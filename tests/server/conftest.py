@@ -21,7 +21,10 @@ def shared_cluster(
     tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path, free_port: Callable[[], int]
 ) -> Iterator[SharedCluster]:
     """Two gateways on PostgreSQL and Redis, with an organization ``acme`` and its team ``blue``."""
-    with running_cluster(tmp_path_factory.mktemp("cluster"), smollm2_path.parents[1], free_port) as cluster:
+    folder, models = tmp_path_factory.mktemp("cluster"), smollm2_path.parents[1]
+    with running_cluster(
+        folder, models, free_port, step_ms=5, settings={"EVENHAND_SERVER__DRAIN_NOTICE_S": "1"}
+    ) as cluster:
         cluster.command("org", "create", "acme")
         cluster.command("team", "create", "--org", "acme", "--weight", "2", "blue")
         yield cluster

@@ -82,11 +82,33 @@ def test_the_first_start_shows_two_keys_and_the_second_is_quick_and_shows_none(s
     assert second.keys == first.keys
     for key in second.keys.values():
         assert key not in second.stderr
-    assert "keys     evenhand key create --org demo --team alpha --name NAME" in second.stderr
+    assert "keys     evenhand key create --org ORG --team TEAM --name NAME" in second.stderr
     assert _chat(second).status_code == 200
     assert second.stop() == 0
     assert second.process.stdout is not None
     assert second.process.stdout.read() == b""
+
+
+def test_a_start_that_comes_to_nothing_makes_no_keys_and_the_next_one_shows_them(
+    serve: Serve, smollm2_path: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    with smollm2_path.open("rb") as whole:
+        broken.write_bytes(whole.read(50 << 20))
+    failed = serve(EVENHAND_ENGINE__MODEL=str(broken))
+    assert failed.wait_exit(30) == 78
+
+    interrupted = serve(failed.home)
+    wait_until(lambda: (failed.home / "run").exists())
+    assert interrupted.stop(signal.SIGINT) in (0, -signal.SIGINT)
+
+    third = serve(failed.home)
+    third.wait_ready()
+    assert list(third.keys) == ["alpha", "beta"]
+    assert _chat(third).status_code == 200
+    assert third.stop() == 0
+    assert "is closed" in third.stderr
+    assert "is down" not in third.stderr.partition("is ready in")[2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -153,8 +153,8 @@ async def test_a_client_that_leaves_frees_the_engine_within_a_second(evenhand_se
             break
         assert time.monotonic() - left < 1.0, f"{now.num_running} still running"
     steps = now.num_steps
-    await asyncio.sleep(0.2)  # long enough for several steps of a request that had been forgotten
-    assert (await engine.stats(MODEL)).num_steps == steps
+    for _ in range(10):  # between two answers an engine takes a step of whatever it still has to do
+        assert (await engine.stats(MODEL)).num_steps == steps
 
     await client.close()
     await engine.close()

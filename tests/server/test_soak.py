@@ -22,7 +22,7 @@ SOAK_S = 120.0
 WARM_S = 40.0
 """Until then every client has been served several times and whatever is cached is there."""
 THINK_S = (0.5, 6.0)
-MAX_GROWTH_BYTES = 16 << 20
+MAX_GROWTH_BYTES = 4 << 20
 
 
 @pytest.mark.slow

@@ -69,6 +69,28 @@ def test_plain_http_gets_nothing_on_the_tls_port(secure: ScriptedServer) -> None
         httpx.get(f"http://127.0.0.1:{secure.port}/health")
 
 
+def test_health_and_the_doctor_find_it_without_trusting_the_authority(
+    secure: ScriptedServer, pem: Path, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENHAND_")} | {
+        "EVENHAND_HOME": str(tmp_path),
+        "EVENHAND_SERVER__PORT": str(secure.port),
+        "EVENHAND_SERVER__METRICS_PORT": str(free_port()),
+        "EVENHAND_SERVER__TLS_CERT": str(pem / "tls.crt"),
+        "EVENHAND_SERVER__TLS_KEY": str(pem / "tls.key"),
+    }
+
+    def run(command: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "gateway.cli", command]
+        return subprocess.run(words, env=environment | settings, capture_output=True, text=True, timeout=60)
+
+    well = run("health")
+    assert (well.returncode, well.stdout) == (0, f"https://127.0.0.1:{secure.port} answers\n")
+    nobody = run("health", EVENHAND_SERVER__PORT=str(free_port()))
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert f"127.0.0.1 port {secure.port} is served by an Evenhand that runs" in run("doctor").stdout
+
+
 @pytest.mark.parametrize(("version", "works"), [("-tls1_1", False), ("-tls1_2", True), ("-tls1_3", True)])
 def test_the_oldest_tls_is_1_2(secure: ScriptedServer, pem: Path, version: str, works: bool) -> None:
     lenient = ["-cipher", "DEFAULT@SECLEVEL=0", "-verify_return_error", "-CAfile", pem / "ca.crt"]
@@ -83,21 +105,41 @@ def test_the_oldest_tls_is_1_2(secure: ScriptedServer, pem: Path, version: str, 
     assert (probe.returncode == 0) == works
 
 
+def start(
+    command: str, home: Path, free_port: Callable[[], int], certificate: Path, key: Path
+) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENHAND_")} | {
+        "EVENHAND_HOME": str(home),
+        "EVENHAND_SERVER__PORT": str(free_port()),
+        "EVENHAND_SERVER__METRICS_PORT": str(free_port()),
+        "EVENHAND_SERVER__TLS_CERT": str(certificate),
+        "EVENHAND_SERVER__TLS_KEY": str(key),
+    }
+    words = [sys.executable, "-m", "gateway.cli", command]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_a_key_that_the_server_would_abort_at_ends_the_start_with_one_line(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int], command: str
+) -> None:
+    folder = tmp_path_factory.mktemp("p521")
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp521r1", "-nodes")
+    openssl("req", "-x509", *curve, "-subj", "/CN=hub.example", "-keyout", folder / "key", "-out", folder / "crt")
+    ended = start(command, tmp_path, free_port, folder / "crt", folder / "key")
+
+    assert ended.returncode == 78
+    assert ended.stderr.startswith(f"evenhand: server.tls_key {folder / 'key'} cannot be used: it must be an RSA key")
+    assert ended.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", ["serve", "gateway"])
 @pytest.mark.parametrize(("key", "why"), [("ca.key", "the key is not the certificate's"), ("names", "one is not PEM")])
 def test_a_key_that_does_not_fit_ends_the_start_with_one_line(
     pem: Path, tmp_path: Path, free_port: Callable[[], int], command: str, key: str, why: str
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENHAND_")} | {
-        "EVENHAND_HOME": str(tmp_path),
-        "EVENHAND_SERVER__PORT": str(free_port()),
-        "EVENHAND_SERVER__METRICS_PORT": str(free_port()),
-        "EVENHAND_SERVER__TLS_CERT": str(pem / "tls.crt"),
-        "EVENHAND_SERVER__TLS_KEY": str(pem / key),
-    }
-    ended = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", command], env=environment, capture_output=True, text=True, timeout=60
-    )
+    ended = start(command, tmp_path, free_port, pem / "tls.crt", pem / key)
 
     assert ended.returncode == 78
     assert ended.stderr.startswith(f"evenhand: server.tls_cert {pem / 'tls.crt'} and server.tls_key {pem / key} cannot")

@@ -29,6 +29,7 @@ ACTOR = Actor("cli:tester", "192.0.2.7", "req_0")
 SOURCE = "192.0.2.9"
 NOW_S = 1_800_000_000.25
 MODEL = "org/model-1"
+BODY_TIMEOUT_S = 10.0
 
 
 class CountingFeed:
@@ -69,7 +70,7 @@ class Office:
         self.admin = Administration.over(self.storage, self.feed, PEPPERS, self.clock)
         authenticator = AdminAuthenticator(self.storage, PEPPERS, self.clock)
         self.app = Litestar(
-            route_handlers=[admin_router(self.admin, authenticator, self.clock)],
+            route_handlers=[admin_router(self.admin, authenticator, self.clock, body_timeout_s=BODY_TIMEOUT_S)],
             exception_handlers={Exception: ErrorResponses(CountingMetrics())},  # type: ignore[arg-type]
             openapi_config=None,
             logging_config=None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import string
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.domain.catalog import Alias, Model
-from gateway.domain.credential import API_KEY, Peppers, issue, parse
+from gateway.domain.credential import ADMIN_TOKEN, API_KEY, Peppers, issue, parse
 from gateway.domain.ids import KeyId, OrganizationId, TeamId
 from gateway.domain.principal import Principal
 from gateway.domain.tenancy import ApiKey, KeyHolder, Organization, Secret, Team
@@ -107,6 +109,21 @@ def fixed_authenticator(raw_key: str = KEY, principal: Principal = PRINCIPAL) ->
 
 def new_key() -> str:
     return issue(API_KEY)[0]
+
+
+def with_other_secret(raw: str) -> str:
+    """A well-formed key or token with the public id of another one, as a guesser would send it."""
+    kind = ADMIN_TOKEN if raw.startswith(ADMIN_TOKEN) else API_KEY
+    public_id = raw.split("_")[1]
+    unchecked = f"{kind}{public_id}_{new_key().split('_')[2][:43]}"
+    value, digits = zlib.crc32(unchecked.encode()), ""
+    for _ in range(6):
+        value, digit = divmod(value, 62)
+        digits = (string.digits + string.ascii_uppercase + string.ascii_lowercase)[digit] + digits
+    forged = unchecked + digits
+    assert forged != raw
+    assert parse(forged, kind) == parse(raw, kind) == public_id
+    return forged
 
 
 @dataclass

@@ -35,7 +35,13 @@ class Attempt:
     is_whole: bool = False
     usage: dict[str, Any] | None = None
     num_chunks: int = 0
+    is_over: bool = False
     error: str = ""
+
+    @property
+    def was_cut(self) -> bool:
+        """The answer had begun and never came to its end."""
+        return self.status == 200 and not self.is_whole
 
 
 @dataclass
@@ -50,18 +56,23 @@ class Load:
     model: str
     pick: Callable[[], str]
     rate_s: float = 50.0
-    max_tokens: Sequence[int] = (4, 16, 48)
+    max_tokens: Sequence[int] = (4, 16, 200)
     leave_after: int = 3
     kinds: Sequence[str] = KINDS
     seed: int = 1
     attempts: list[Attempt] = field(default_factory=list)
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def reached(self, num_attempts: int) -> None:
-        """Wait until so many requests have been sent."""
-        while len(self.attempts) < num_attempts:
+    async def reached(self, num_attempts: int, *, num_running: int = 0, gateway: str = "") -> None:
+        """Wait until so many requests have been sent, and so many answers of a gateway (any, if empty) are running."""
+        while len(self.attempts) < num_attempts or self._num_running(gateway) < num_running:
             self._more.clear()
             await self._more.wait()
+
+    def _num_running(self, gateway: str) -> int:
+        return sum(
+            each.num_chunks > 0 and not each.is_over and each.gateway.startswith(gateway) for each in self.attempts
+        )
 
     async def run(self, duration_s: float) -> None:
         """Start requests for so long, and wait for all of them."""
@@ -100,6 +111,8 @@ class Load:
                     await self._read(response, attempt)
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as e:
             attempt.error = repr(e)
+        finally:
+            attempt.is_over = True
 
     async def _read(self, response: aiohttp.ClientResponse, attempt: Attempt) -> None:
         async for line in response.content:
@@ -115,6 +128,7 @@ class Load:
                 return
             attempt.usage = event.get("usage") or attempt.usage
             attempt.num_chunks += any(choice["delta"].get("content") for choice in event["choices"])
+            self._more.set()
             if attempt.kind == LEAVES and attempt.num_chunks >= self.leave_after:
                 attempt.is_whole = True
                 response.close()

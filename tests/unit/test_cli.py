@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,81 @@ def test_the_version_is_all_there_is_on_stdout(evenhand: Run) -> None:
     done = evenhand("version")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+
+
+def test_the_version_and_the_help_are_options_too(evenhand: Run) -> None:
+    assert evenhand("--version").stdout == f"{__version__}\n"
+    for arguments in ((), ("key",), ("key", "create")):
+        done = evenhand(*arguments, "-h")
+        assert done.returncode == 0
+        assert "Usage: " in done.stdout
+
+
+def test_a_gateway_whose_metrics_port_is_taken_ends_with_one_line(evenhand: Run, free_port: Callable[[], int]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = evenhand("gateway", EVENHAND_SERVER__PORT=str(free_port()), EVENHAND_SERVER__METRICS_PORT=str(port))
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"evenhand: 127.0.0.1 port {port} is in use by another program; choose another with server.metrics_port\n"
+    )
+
+
+class _Answering(http.server.BaseHTTPRequestHandler):
+    """Says on any path what the path of the server that it stands in for would have."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write({"/health": b'{"status":"ok"}', "/metrics": b"evenhand_x 1"}[self.path])
+
+    def log_message(self, *_: object) -> None:
+        """It would go to stderr."""
+
+
+@contextmanager
+def _answering() -> Iterator[str]:
+    """The port of something that answers like an Evenhand."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answering) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield str(server.server_port)
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def test_health_is_a_line_and_an_exit_code(evenhand: Run, free_port: Callable[[], int]) -> None:
+    with _answering() as port:
+        done = evenhand("health", EVENHAND_SERVER__PORT=port, EVENHAND_SERVER__HOST="0.0.0.0")  # noqa: S104
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"http://127.0.0.1:{port} answers\n", "")
+    nobody = str(free_port())
+    done = evenhand("health", EVENHAND_SERVER__PORT=nobody)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"evenhand: http://127.0.0.1:{nobody} does not answer: Connection refused\n"
+
+
+def test_health_does_not_wait_for_torch() -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, gateway.cli, gateway.commands.health; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout == "False\n"
+
+
+def test_the_doctor_warns_of_metrics_of_an_evenhand_that_is_not_this_one(
+    evenhand: Run, free_port: Callable[[], int]
+) -> None:
+    with _answering() as port:
+        done = evenhand("doctor", EVENHAND_SERVER__PORT=str(free_port()), EVENHAND_SERVER__METRICS_PORT=port)
+        assert f"warning  port        127.0.0.1 port {port} is in use by another Evenhand" in done.stdout
+        with _answering() as api:
+            done = evenhand("doctor", EVENHAND_SERVER__PORT=api, EVENHAND_SERVER__METRICS_PORT=port)
+    assert f"ok       port        127.0.0.1 port {port} is served by an Evenhand that runs" in done.stdout
 
 
 def test_a_wrong_setting_is_one_line_on_stderr_and_exit_code_78(evenhand: Run) -> None:

@@ -5,20 +5,39 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import pytest
 import typer.core
 import typer.main
+from admin_kit import admin_routes, ledger_row
+from identity_kit import PEPPERS, MemoryStorage, SteppedClock, fixed_authenticator
+from litestar import Litestar
 
+from gateway.app import build
+from gateway.backends.scripted import ScriptedBackend
 from gateway.cli import app
 from gateway.commands.config import reference
+from gateway.domain.audit import AuditDraft, AuditEntry
+from gateway.domain.catalog import Alias, Model
+from gateway.domain.ledger import HourlyUsage, UsageTotals
+from gateway.domain.tenancy import AdminToken, ApiKey, Organization, Team
 from gateway.errors import EvenhandError
-from gateway.settings import Settings, all_settings
+from gateway.services.admin_tokens import AdminAuthenticator
+from gateway.services.administration import Administration
+from gateway.services.usage import UsageReports
+from gateway.settings import ServerSettings, Settings, all_settings
 from gateway.settings_sources import load_settings
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.web.admin import schema, wire
+from gateway.web.admin.router import admin_router
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 HANDBOOK = (ROOT / "deploy" / "README.md").read_text()
+API = (ROOT / "deploy" / "API.md").read_text()
 EXAMPLE = ROOT / "deploy" / "config" / "evenhand.example.toml"
 
 
@@ -92,3 +111,79 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 
     expected = [(m.name + "_total" * (m.type == "counter"), m.documentation) for m in metrics]
     assert sorted(documented) == sorted(expected)
+
+
+def _application() -> Litestar:
+    storage, clock = MemoryStorage(), SteppedClock()
+    administration = Administration.over(storage, None, PEPPERS, clock)
+    return build(
+        backend=ScriptedBackend({}),
+        authenticator=fixed_authenticator(),
+        server=ServerSettings(),
+        usage=UsageReports(storage, clock),
+        admin=admin_router(administration, AdminAuthenticator(storage, PEPPERS, clock), clock, body_timeout_s=1),
+    )
+
+
+def test_every_route_is_documented_with_its_permission_and_every_documented_route_exists() -> None:
+    routes = {
+        (method, re.sub(r":\w+}", "}", path)): handler.opt.get("permission")
+        for method, path, handler in admin_routes(_application())
+    }
+    with_version = {(method, path) for method, path in routes if (method, f"/v1{path}") in routes}
+    rows = re.findall(r"^\| `([A-Z]+) (/\S+)` \| (\w+) \|", API, re.MULTILINE)
+    documented = {(method, path): needs for method, path, needs in rows}
+
+    assert documented.keys() == routes.keys() - with_version
+    assert len(rows) == len(documented)
+    for route, needs in documented.items():
+        if route[1].startswith("/admin"):
+            assert needs == routes[route], route
+        else:
+            assert needs == ("yes" if route[1].startswith("/v1/") else "no"), route
+
+
+def _example(kind: type[T], **fields: Any) -> T:
+    """Of what needs no more than some of these."""
+    secret = {"public_id": "", "digest": b"", "pepper_id": ""}
+    return msgspec.convert({"id": "", "name": "", "created_at_ms": 0, "secret": secret, **fields}, kind)
+
+
+_ROW = ledger_row(1, team_id="t", key_id="k", closed_at_ms=0)
+_USAGE = HourlyUsage(
+    hour_ms=0,
+    organization_id=_ROW.organization_id,
+    team_id=_ROW.team_id,
+    key_id=_ROW.key_id,
+    model="",
+    totals=UsageTotals(),
+)
+_DRAFT = AuditDraft(at_ms=0, actor="", source="", request_id="", action="", object_id="", before="", after="")
+_ENTRY = AuditEntry(sequence=1, draft=_DRAFT, previous_hash=b"", hash=b"")
+
+Body = type[msgspec.Struct] | None
+OBJECTS: dict[str, tuple[wire.Wire, Body, Body]] = {
+    "Organization": (wire.to_wire(_example(Organization)), schema.NewOrganization, schema.ChangedTenant),
+    "Team": (wire.to_wire(_example(Team, organization_id="")), schema.NewTeam, schema.ChangedTenant),
+    "Key": (wire.to_wire(_example(ApiKey, team_id="")), schema.NewKey, schema.ChangedKey),
+    "Admin token": (wire.to_wire(_example(AdminToken, role="admin")), schema.NewAdminToken, None),
+    "Model": (wire.to_wire(_example(Model)), None, schema.ChangedModel),
+    "Alias": (wire.to_wire(_example(Alias, model="")), schema.NewAlias, schema.ChangedAlias),
+    "Audit entry": (wire.audit_to_wire(_ENTRY), None, None),
+    "Ledger row": (wire.to_wire(_ROW), None, None),
+    "Usage": (wire.usage_to_wire(_USAGE), None, None),
+}
+"""An answer, the body of its POST and that of its PATCH, by the name in API.md."""
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_every_field_of_an_object_is_documented_and_every_documented_field_exists(name: str) -> None:
+    answer, new, changed = OBJECTS[name]
+    section = API.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\w*) ?\| (\w*) ?\| (\w*) ?\| .+ \|$", section, re.MULTILINE)
+
+    assert [field for field, told, _, _ in rows if told == "yes"] == list(answer)
+    for column, body in ((2, new), (3, changed)):
+        fields = msgspec.structs.fields(body) if body else ()
+        expected = {field.encode_name: "must" if field.required else "may" for field in fields}
+        assert {row[0]: row[column] for row in rows if row[column]} == expected

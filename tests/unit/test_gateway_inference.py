@@ -249,3 +249,14 @@ async def test_final_counts_are_waited_for_through_any_number_of_cancellations()
 
     assert generation.num_aborts == 1
     assert hub.record.usage.completion_tokens == 7
+
+
+async def test_a_clock_that_is_set_back_closes_no_request_before_it_was_opened() -> None:
+    hub = Hub(Say("x"))
+    call = await hub.call()
+    async with call:
+        hub.clock.now -= 7200
+        async for _ in call:
+            pass
+
+    assert hub.record.closed_at_ms == hub.record.opening.opened_at_ms

@@ -25,6 +25,8 @@ from gateway.web.body import read_body
 from gateway.web.disconnect import ClientWatch
 from gateway.web.sse import EventStream, WholeAnswer
 
+BODY_TIMEOUT_S = 10.0
+
 
 class Client:
     """The other end of an ASGI call: what it was sent, and whether it is still there."""
@@ -338,9 +340,9 @@ async def test_a_body_has_a_limit_however_it_comes(parts: list[dict[str, Any]], 
     scope: Any = {"type": "http", "headers": []}
     if expected is None:
         with pytest.raises(BodyTooLarge):
-            await read_body(scope, client.receive, 5)
+            await read_body(scope, client.receive, 5, BODY_TIMEOUT_S)
     else:
-        assert await read_body(scope, client.receive, 5) == expected
+        assert await read_body(scope, client.receive, 5, BODY_TIMEOUT_S) == expected
     assert client.messages == []
 
 
@@ -349,13 +351,14 @@ async def test_a_client_that_waits_to_be_told_to_go_on_is_told_no() -> None:
     client = Client(part(b"123456", more=True), part(b"7", more=False))
     scope: Any = {"type": "http", "headers": [(b"expect", b"100-continue")]}
     with pytest.raises(BodyTooLarge):
-        await read_body(scope, client.receive, 5)
+        await read_body(scope, client.receive, 5, BODY_TIMEOUT_S)
 
     assert len(client.messages) == 1
 
 
 async def test_a_client_that_leaves_while_it_sends() -> None:
     client = Client(part(b"12", more=True))
+    scope: Any = {"type": "http", "headers": []}
     client.left.set()
     with pytest.raises(ClientGone):
-        await read_body({"type": "http", "headers": []}, client.receive, 5)  # type: ignore[typeddict-item, arg-type]
+        await read_body(scope, client.receive, 5, BODY_TIMEOUT_S)

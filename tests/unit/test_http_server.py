@@ -173,7 +173,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
             check=True,
             capture_output=True,
         )
-    lock = [
+    lock: list[str | Path] = [
         "openssl",
         "rsa",
         "-aes256",
@@ -185,16 +185,16 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "locked.key",
     ]
     subprocess.run(lock, check=True, capture_output=True)
+    curve = ("openssl", "ecparam", "-genkey", "-noout", "-name", "prime256v1", "-out", folder / "ec.key")
+    subprocess.run(curve, check=True, capture_output=True)
     (folder / "text").write_text("not a key")
     return folder
 
 
-async def test_tls_is_served(free_port: Callable[[], int], pem: Path) -> None:
-    settings = ServerSettings(port=free_port(), tls_cert=pem / "tls.crt", tls_key=pem / "tls.key")
-    check_tls(settings)
+async def answer_over_tls(settings: ServerSettings) -> str:
     shutdown = Shutdown()
     serving = asyncio.create_task(serve_http(Application(), settings, "127.0.0.1", shutdown))
-    trust = ssl.create_default_context(cafile=str(pem / "tls.crt"))
+    trust = ssl.create_default_context(cafile=str(settings.tls_cert))
     async with asyncio.timeout(10), httpx.AsyncClient(verify=trust) as client:
         while not serving.done():
             try:
@@ -202,15 +202,67 @@ async def test_tls_is_served(free_port: Callable[[], int], pem: Path) -> None:
                 break
             except httpx.ConnectError:
                 await asyncio.sleep(0.01)
-    assert answer.text == "1.1"
     shutdown.request()
     await asyncio.wait_for(serving, 10)
+    return answer.text
+
+
+KINDS = {
+    "rsa1024": ("rsa:1024",),
+    "rsa2048": ("rsa:2048",),
+    "rsa3072": ("rsa:3072",),
+    "p256": ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+    "p384": ("ec", "-pkeyopt", "ec_paramgen_curve:secp384r1"),
+    "p521": ("ec", "-pkeyopt", "ec_paramgen_curve:secp521r1"),
+    "ed25519": ("ed25519",),
+    "ed448": ("ed448",),
+}
+
+
+def key_pair(folder: Path, kind: str) -> ServerSettings:
+    certificate, key = folder / f"{kind}.crt", folder / f"{kind}.key"
+    make = ("openssl", "req", "-x509", "-newkey", *KINDS[kind], "-nodes", "-days", "1", "-subj", "/CN=hub.example")
+    names = ("-addext", "subjectAltName=IP:127.0.0.1")
+    subprocess.run([*make, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return ServerSettings(tls_cert=certificate, tls_key=key)
+
+
+@pytest.mark.parametrize("kind", ["rsa2048", "rsa3072", "p256", "p384", "ed25519"])
+async def test_tls_is_served_with_every_kind_of_key_that_is_taken(
+    free_port: Callable[[], int], tmp_path: Path, kind: str
+) -> None:
+    pair = key_pair(tmp_path, kind)
+    check_tls(pair)
+    assert await answer_over_tls(pair.model_copy(update={"port": free_port()})) == "1.1"
+
+
+@pytest.mark.parametrize("kind", ["p521", "ed448"])
+def test_a_kind_of_key_that_granian_would_abort_at_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(SettingsError, match=rf"server\.tls_key \S+{kind}\.key .* RSA key .* P-384 or Ed25519"):
+        check_tls(key_pair(tmp_path, kind))
+
+
+def test_an_rsa_key_that_is_too_short_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="key is too short: it must be an RSA key of 2048"):
+        check_tls(key_pair(tmp_path, "rsa1024"))
+
+
+def test_a_certificate_of_version_1_is_refused(pem: Path, tmp_path: Path) -> None:
+    request, certificate = tmp_path / "tls.csr", tmp_path / "v1.crt"
+    new = ("openssl", "req", "-new", "-key", pem / "tls.key", "-subj", "/CN=hub.example", "-out", request)
+    subprocess.run(new, check=True, capture_output=True)
+    sign = ("openssl", "x509", "-req", "-in", request, "-signkey", pem / "tls.key", "-out", certificate)
+    subprocess.run(sign, check=True, capture_output=True)
+
+    with pytest.raises(SettingsError, match=r"server\.tls_cert \S+v1\.crt .* not an X\.509 version 3"):
+        check_tls(ServerSettings(tls_cert=certificate, tls_key=pem / "tls.key"))
 
 
 @pytest.mark.parametrize(
     ("certificate", "key", "why"),
     [
         ("tls.crt", "other.key", "the key is not the certificate's"),
+        ("tls.crt", "ec.key", "the key is not the certificate's"),
         ("tls.crt", "text", "one is not PEM"),
         ("text", "tls.key", "one is not PEM"),
         ("tls.crt", "locked.key", "the key has a password"),

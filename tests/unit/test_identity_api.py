@@ -91,7 +91,7 @@ async def test_refusals_have_their_status_and_code(hub: Hub) -> None:
     assert code_of(await hub.complete("gpt-4o", BATCH_KEY)) == (403, "endpoint_not_allowed")
     assert code_of(await hub.chat("small", BATCH_KEY)) == (404, "model_not_found")
     assert code_of(await hub.get("/v1/models/small", BATCH_KEY)) == (404, "model_not_found")
-    assert hub.backend.generations == []
+    assert not hub.backend.generations
 
 
 async def test_a_database_that_does_not_answer_is_503(hub: Hub) -> None:
@@ -157,7 +157,7 @@ async def test_a_class_that_does_not_exist_is_refused(hub: Hub, value: str) -> N
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "x-evenhand-class"
-    assert hub.backend.generations == []
+    assert not hub.backend.generations
 
 
 async def test_options_needs_no_key(hub: Hub) -> None:

@@ -60,6 +60,9 @@ class FullJournal:
             raise JournalFull("no space")
         self._journal.append(each)
 
+    def mend(self) -> bool:
+        return self._journal.mend()
+
     def sync(self) -> None:
         self._journal.sync()
 

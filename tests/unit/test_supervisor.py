@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -63,6 +64,9 @@ class Stage:
         self.log = folder / "log"
         self.said: list[str] = []
         self.ended: list[str] = []
+        self.may_announce = threading.Event()
+        self.may_announce.set()
+        self.is_announcing = False
         self.is_announced = False
 
     def child(self, name: str, behavior: str, *, drain_s: float = 0.0, niceness: int = 0) -> ChildSpec:
@@ -79,6 +83,8 @@ class Stage:
         """A child that is not in a list is a group of its own."""
 
         def announce() -> None:
+            self.is_announcing = True
+            self.may_announce.wait(20)
             self.is_announced = True
 
         supervisor = Supervisor(
@@ -144,6 +150,18 @@ async def test_readiness_is_announced_once_every_gateway_has_told_it(stage: Stag
     os.kill(os.getpid(), signal.SIGTERM)
 
     assert await running == 0
+
+
+async def test_what_is_done_when_all_is_ready_is_done_to_its_end(stage: Stage) -> None:
+    stage.may_announce.clear()
+    running = stage.start(stage.child("gateway", "obedient"))
+    await stage.until(lambda: stage.is_announcing)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    assert await running == 0
+    assert not stage.is_announced
+    stage.may_announce.set()
+    await stage.until(lambda: stage.is_announced)
 
 
 async def test_all_workers_drain_at_once_and_the_engine_outlives_them(stage: Stage) -> None:

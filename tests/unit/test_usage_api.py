@@ -96,23 +96,44 @@ def test_without_a_query_everything_is_left_to_the_defaults(client: TestClient[L
         ("2030-03-17T19:46:40+02:00", 1_900_000_000),
         ("2030-03-17T19:46:40%2B02:00", 1_900_000_000),
         ("2030-03-17", 1_899_936_000),
-        ("0", 0),
+        ("1577836800", 1_577_836_800),
     ],
 )
 def test_times_are_seconds_or_iso_8601(client: TestClient[Litestar], reports: Reports, text: str, seconds: int) -> None:
-    assert client.get(f"/usage?from={text}&until=1&model=m&key_id=k").status_code == 200
+    assert client.get(f"/usage?from={text}&until=2031-01-01&model=m&key_id=k").status_code == 200
     assert reports.asked == {
         "team_id": "team_1",
         "from_ms": seconds * 1000,
-        "until_ms": 1000,
+        "until_ms": 1_924_992_000_000,
         "model": "m",
         "key_id": "k",
     }
 
 
-@pytest.mark.parametrize("text", ["yesterday", "-1", "1e9", "9" * 30, "2030-02-30", "10000-01-01", "0001-01-01", "١٢"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "yesterday", "-1", "1e9", "9" * 30, "2030-02-30", "10000-01-01", "0001-01-01", "١٢"),
+        *("0", "2026", "20261130", "2019-12-31T23:59:59Z"),
+    ],
+)
 @pytest.mark.parametrize("name", ["from", "until"])
 def test_a_time_that_is_none_is_refused_by_name(client: TestClient[Litestar], name: str, text: str) -> None:
     answer = client.get("/usage", params={name: text})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
+    assert "from 2020 on" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("start=yesterday", "start"), ("From=2030-01-01", "From"), ("from=2030-01-01&team_id=t", "team_id"),
+     ("model=a&model=b", "model")],
+)  # fmt: skip
+def test_what_is_not_known_or_given_twice_is_refused_by_name(
+    client: TestClient[Litestar], reports: Reports, query: str, param: str
+) -> None:
+    answer = client.get(f"/usage?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert reports.asked == {}

@@ -18,21 +18,21 @@ _changed_alias = BodyDecoder(ChangedAlias)
 
 
 class AdminModelsController(Controller):
-    """Models of the catalogue."""
+    """A model is in the catalogue once it has been served; administrators switch it off and on."""
 
     path = "/models"
     tags = ("Models",)
 
     @get(operation_id="adminListModels", opt=READ)
     async def list_page(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """A page of them, by name."""
+        """A page of all that were ever served, by name; raises `InvalidRequest` for a bad cursor."""
         return page_to_wire(await admin.catalog.models(admin.query(request, PageQuery).page))
 
     @get("/{name:path}", operation_id="adminGetModel", opt=READ)
     async def retrieve(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], name: FromPath[str]
     ) -> dict[str, Any]:
-        """One of them."""
+        """The model, also a disabled one; raises `NotFound`."""
         admin.query(request, NoQuery)
         return to_wire(await admin.catalog.model(name.strip("/")))
 
@@ -40,7 +40,7 @@ class AdminModelsController(Controller):
     async def change(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], name: FromPath[str]
     ) -> dict[str, Any]:
-        """Disabled or not."""
+        """Switch it off or on for everybody; raises `NotFound`."""
         wanted = await admin.body(request, _changed_model)
         changed = await admin.catalog.set_model_disabled(
             admin.actor(request), name.strip("/"), is_disabled=wanted.disabled
@@ -49,19 +49,19 @@ class AdminModelsController(Controller):
 
 
 class AliasesController(Controller):
-    """Other names for models."""
+    """Other names for models, with what their users get who set nothing themselves."""
 
     path = "/aliases"
     tags = ("Aliases",)
 
     @get(operation_id="listAliases", opt=READ)
     async def list_page(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """A page of them, by name."""
+        """A page of all, by name; raises `InvalidRequest` for a bad cursor."""
         return page_to_wire(await admin.catalog.aliases(admin.query(request, PageQuery).page))
 
     @post(operation_id="createAlias", opt=CHANGE)
     async def create(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """Make one."""
+        """Give a model another name; raises `InvalidRequest` for an unknown model, `Conflict` for a taken name."""
         wanted = await admin.body(request, _new_alias)
         made = await admin.catalog.create_alias(
             admin.actor(request),
@@ -76,7 +76,7 @@ class AliasesController(Controller):
     async def retrieve(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], name: FromPath[str]
     ) -> dict[str, Any]:
-        """One of them."""
+        """The alias, whether or not its model can be used; raises `NotFound`."""
         admin.query(request, NoQuery)
         return to_wire(await admin.catalog.alias(name.strip("/")))
 
@@ -84,12 +84,12 @@ class AliasesController(Controller):
     async def change(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], name: FromPath[str]
     ) -> dict[str, Any]:
-        """Another model, system default or class."""
+        """Another model, system default or class; raises `NotFound`, or `InvalidRequest` for an unknown model."""
         wanted = await admin.body(request, _changed_alias)
         return to_wire(await admin.catalog.change_alias(admin.actor(request), name.strip("/"), wanted.change()))
 
     @delete("/{name:path}", operation_id="removeAlias", opt=CHANGE)
     async def remove(self, request: AdminRequest, admin: NamedDependency[AdminHttp], name: FromPath[str]) -> None:
-        """Remove one; what it pointed at stays."""
+        """What it pointed at stays; raises `NotFound`."""
         await admin.no_body(request)
         await admin.catalog.remove_alias(admin.actor(request), name.strip("/"))

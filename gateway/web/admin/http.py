@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import Request
 
 from gateway.domain.tenancy import AdminToken
-from gateway.errors import InvalidRequest
 from gateway.services.administration import Administration
 from gateway.services.audit import Actor
 from gateway.services.ports import Clock
 from gateway.web.admin.schema import NoQuery, Nothing
 from gateway.web.body import read_body
-from gateway.web.decoding import BodyDecoder, explain
+from gateway.web.decoding import BodyDecoder
+from gateway.web.query import decode_query
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_BODY_BYTES = 64 << 10
-MAX_QUERY_BYTES = 8 << 10
-MAX_QUERY_FIELDS = 16
 
 AdminRequest = Request[Any, Any, Any]
 
@@ -74,20 +71,5 @@ class AdminHttp:
         return await read_body(request.scope, request.receive, MAX_BODY_BYTES, self._body_timeout_s)
 
     def query(self, request: AdminRequest, kind: type[T]) -> T:
-        """The query's fields; unknown ones, and any given twice, are errors. Raises `InvalidRequest`."""
-        text = request.scope["query_string"]
-        if len(text) > MAX_QUERY_BYTES:
-            raise InvalidRequest(f"The query is longer than {MAX_QUERY_BYTES} bytes.")
-        try:
-            pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
-        except ValueError as e:
-            raise InvalidRequest(f"The query has more than {MAX_QUERY_FIELDS} fields.") from e
-        fields: dict[str, str] = {}
-        for name, value in pairs:
-            if name in fields:
-                raise InvalidRequest("A field of the query is given twice.", param=name[:200])
-            fields[name] = value
-        try:
-            return msgspec.convert(fields, kind, strict=False)
-        except msgspec.ValidationError as e:
-            raise explain(e) from e
+        """Raises what `decode_query` raises."""
+        return decode_query(request.scope["query_string"], kind)

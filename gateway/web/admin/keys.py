@@ -17,20 +17,20 @@ _changed = BodyDecoder(ChangedKey)
 
 
 class KeysController(Controller):
-    """Keys of teams."""
+    """A key belongs to one team, for good; it is revoked, never removed."""
 
     path = "/keys"
     tags = ("Keys",)
 
     @get(operation_id="listKeys", opt=READ)
     async def list_page(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """A page of all, or of those of one team."""
+        """A page of all, the oldest first, or of one team's; raises `NotFound` if there is no such team."""
         query = admin.query(request, OfTeamQuery)
         return page_to_wire(await admin.keys.page(query.page, team_id=query.team_id))
 
     @post(operation_id="createKey", opt=CHANGE)
     async def create(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """Make one; the raw key is in `key`, this once."""
+        """The raw key is in `key`, this once; raises `NotFound` for the team, `Conflict` if that is disabled."""
         wanted = await admin.body(request, _new)
         issued = await admin.keys.create(admin.actor(request), team_id=wanted.team_id, terms=wanted.terms())
         return {**to_wire(issued.key), "key": issued.raw}
@@ -39,7 +39,7 @@ class KeysController(Controller):
     async def retrieve(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], key_id: FromPath[str]
     ) -> dict[str, Any]:
-        """One of them."""
+        """The key without its secret, also a revoked one; raises `NotFound`."""
         admin.query(request, NoQuery)
         return to_wire(await admin.keys.get(key_id))
 
@@ -47,7 +47,7 @@ class KeysController(Controller):
     async def change(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], key_id: FromPath[str]
     ) -> dict[str, Any]:
-        """Another name, scope, class or limit."""
+        """Another name, scope, class, limit or expiry; raises `NotFound`, or `Conflict` if it is revoked."""
         wanted = await admin.body(request, _changed)
         return to_wire(await admin.keys.change(admin.actor(request), key_id, wanted.change()))
 
@@ -55,6 +55,6 @@ class KeysController(Controller):
     async def revoke(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], key_id: FromPath[str]
     ) -> dict[str, Any]:
-        """For good; once more does nothing."""
+        """For good, and once more does nothing; raises `NotFound`."""
         await admin.no_body(request)
         return to_wire(await admin.keys.revoke(admin.actor(request), key_id))

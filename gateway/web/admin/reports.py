@@ -23,7 +23,7 @@ class ReportsController(Controller):
 
     @get("/ledger", operation_id="listLedger", opt=READ)
     async def ledger(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """Settled requests, of all or of one team, in order of their ids."""
+        """Settled requests, of all or of one team, the newest first."""
         query = admin.query(request, OfTeamQuery)
         return page_to_wire(await admin.reports.ledger(query.page, team_id=query.team_id))
 

@@ -15,7 +15,6 @@ from gateway.web.admin.keys import KeysController
 from gateway.web.admin.reports import ReportsController
 from gateway.web.admin.tenants import OrganizationsController, TeamsController
 from gateway.web.admin.tokens import AdminTokensController
-from gateway.web.body import BODY_TIMEOUT_S
 from gateway.web.errors import ADMIN_PATH
 
 
@@ -24,7 +23,7 @@ def admin_router(
     authenticator: AdminAuthenticator,
     clock: Clock,
     *,
-    body_timeout_s: float = BODY_TIMEOUT_S,
+    body_timeout_s: float,
 ) -> Router:
     """``/admin/api``. The application's exception handler makes problem+json of errors below it."""
     admin = AdminHttp(administration, clock, body_timeout_s=body_timeout_s)

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from gateway.domain.ledger import HOUR_MS
 from gateway.domain.principal import RequestClass
 from gateway.domain.request import Endpoint
 from gateway.domain.tenancy import Role
@@ -19,11 +20,12 @@ from gateway.services.admin_catalog import AliasChange
 from gateway.services.admin_keys import KeyChange, KeyTerms
 from gateway.services.admin_pages import MAX_PAGE, PageRequest
 from gateway.services.tenants import TenantChange
-from gateway.web.admin.times import parse_time, to_ms
+from gateway.web.admin.times import to_ms
+from gateway.web.query import time_ms
 
 Time = Annotated[datetime, Meta(tz=True)]
 
-USAGE_RANGE_MS = 24 * 3_600_000
+USAGE_RANGE_MS = 24 * HOUR_MS
 """What a query for usage covers that does not say from when."""
 
 
@@ -148,13 +150,13 @@ class OfTeamQuery(PageQuery):
 
 
 class UsageQuery(OfTeamQuery):
-    """`from` and `until` are ISO 8601 with a zone, or seconds since the epoch."""
+    """`from` and `until` are times as `time_ms` reads them."""
 
     begin: str | None = msgspec.field(name="from", default=None)
     until: str | None = None
 
     def range_ms(self, now_ms: int) -> tuple[int, int]:
         """Raises `InvalidRequest`."""
-        until_ms = now_ms if self.until is None else parse_time(self.until, "until")
-        begin_ms = max(until_ms - USAGE_RANGE_MS, 0) if self.begin is None else parse_time(self.begin, "from")
+        until_ms = now_ms if self.until is None else time_ms(self.until, "until")
+        begin_ms = max(until_ms - USAGE_RANGE_MS, 0) if self.begin is None else time_ms(self.begin, "from")
         return begin_ms, until_ms

@@ -18,20 +18,20 @@ _changed = BodyDecoder(ChangedTenant)
 
 
 class OrganizationsController(Controller):
-    """Organizations."""
+    """Organizations are disabled, never removed: the ledger names them."""
 
     path = "/organizations"
     tags = ("Organizations",)
 
     @get(operation_id="listOrganizations", opt=READ)
     async def list_page(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """A page of them, the oldest first."""
+        """A page of all, the oldest first; raises `InvalidRequest` for a bad cursor."""
         query = admin.query(request, PageQuery)
         return page_to_wire(await admin.tenants.organizations(query.page))
 
     @post(operation_id="createOrganization", opt=CHANGE)
     async def create(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """Make one."""
+        """An organization without teams; raises `Conflict` if the name is taken."""
         wanted = await admin.body(request, _new_organization)
         made = await admin.tenants.create_organization(admin.actor(request), name=wanted.name, weight=wanted.weight)
         return to_wire(made)
@@ -40,7 +40,7 @@ class OrganizationsController(Controller):
     async def retrieve(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], organization_id: FromPath[str]
     ) -> dict[str, Any]:
-        """One of them."""
+        """The organization, also a disabled one; raises `NotFound`."""
         admin.query(request, NoQuery)
         return to_wire(await admin.tenants.organization(organization_id))
 
@@ -48,26 +48,26 @@ class OrganizationsController(Controller):
     async def change(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], organization_id: FromPath[str]
     ) -> dict[str, Any]:
-        """Another name or weight; disabled or not."""
+        """Another name or weight, disabled or not; raises `NotFound`, or `Conflict` if the name is taken."""
         wanted = await admin.body(request, _changed)
         return to_wire(await admin.tenants.change_organization(admin.actor(request), organization_id, wanted.change()))
 
 
 class TeamsController(Controller):
-    """Teams."""
+    """A team belongs to one organization, for good; it is disabled, never removed."""
 
     path = "/teams"
     tags = ("Teams",)
 
     @get(operation_id="listTeams", opt=READ)
     async def list_page(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """A page of all, or of those of one organization."""
+        """A page of all, the oldest first, or of one organization's; raises `NotFound` if there is no such one."""
         query = admin.query(request, TeamsQuery)
         return page_to_wire(await admin.tenants.teams(query.page, organization_id=query.organization_id))
 
     @post(operation_id="createTeam", opt=CHANGE)
     async def create(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """Make one."""
+        """A team without keys; raises `NotFound` for the organization, `Conflict` for its state or a taken name."""
         wanted = await admin.body(request, _new_team)
         made = await admin.tenants.create_team(
             admin.actor(request), organization_id=wanted.organization_id, name=wanted.name, weight=wanted.weight
@@ -78,7 +78,7 @@ class TeamsController(Controller):
     async def retrieve(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], team_id: FromPath[str]
     ) -> dict[str, Any]:
-        """One of them."""
+        """The team, also a disabled one; raises `NotFound`."""
         admin.query(request, NoQuery)
         return to_wire(await admin.tenants.team(team_id))
 
@@ -86,6 +86,6 @@ class TeamsController(Controller):
     async def change(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], team_id: FromPath[str]
     ) -> dict[str, Any]:
-        """Another name or weight; disabled or not."""
+        """Another name or weight, disabled or not; raises `NotFound`, or `Conflict` if the name is taken."""
         wanted = await admin.body(request, _changed)
         return to_wire(await admin.tenants.change_team(admin.actor(request), team_id, wanted.change()))

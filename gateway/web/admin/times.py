@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from typing import overload
-
-from gateway.errors import InvalidRequest
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -26,18 +23,3 @@ def to_iso(time_ms: int | None) -> str | None:
     if time_ms is None:
         return None
     return (_EPOCH + time_ms * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def parse_time(text: str, param: str) -> int:
-    """ISO 8601 with a zone, or seconds since the epoch. Raises `InvalidRequest`."""
-    if re.fullmatch("[0-9]{1,12}", text):
-        return int(text) * 1000
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
-        raise InvalidRequest(
-            f"'{param}' must be a time such as 2026-11-30T09:00:00Z, or seconds since the epoch.", param=param
-        )
-    return to_ms(time)

@@ -17,19 +17,19 @@ _new = BodyDecoder(NewAdminToken)
 
 
 class AdminTokensController(Controller):
-    """Tokens of administrators."""
+    """What this API itself is called with; a token is revoked, never removed."""
 
     path = "/admin-tokens"
     tags = ("Admin tokens",)
 
     @get(operation_id="listAdminTokens", opt=READ)
     async def list_page(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """A page of them, the oldest first."""
+        """A page of all, the oldest first; raises `InvalidRequest` for a bad cursor."""
         return page_to_wire(await admin.tokens.page(admin.query(request, PageQuery).page))
 
     @post(operation_id="createAdminToken", opt=CHANGE)
     async def create(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
-        """Make one; the raw token is in `token`, this once."""
+        """The raw token is in `token`, this once; raises `InvalidRequest` for a bad name or a past expiry."""
         wanted = await admin.body(request, _new)
         issued = await admin.tokens.create(
             admin.actor(request), name=wanted.name, role=wanted.role, expires_at_ms=to_ms(wanted.expires_at)
@@ -40,7 +40,7 @@ class AdminTokensController(Controller):
     async def retrieve(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], token_id: FromPath[str]
     ) -> dict[str, Any]:
-        """One of them."""
+        """The token without its secret, also a revoked one; raises `NotFound`."""
         admin.query(request, NoQuery)
         return to_wire(await admin.tokens.get(token_id))
 
@@ -48,6 +48,6 @@ class AdminTokensController(Controller):
     async def revoke(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], token_id: FromPath[str]
     ) -> dict[str, Any]:
-        """For good; once more does nothing. A token may revoke itself."""
+        """For good, and once more does nothing; a token may revoke itself. Raises `NotFound`."""
         await admin.no_body(request)
         return to_wire(await admin.tokens.revoke(admin.actor(request), token_id))

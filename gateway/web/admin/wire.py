@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.domain.audit import AuditEntry
 from gateway.domain.ledger import HourlyUsage
+from gateway.domain.tenancy import AdminToken, ApiKey
 from gateway.services.admin_pages import Page
 from gateway.services.audit import describe
 from gateway.web.admin.times import to_iso
@@ -18,13 +19,18 @@ Wire = dict[str, Any]
 
 
 def to_wire(value: msgspec.Struct) -> Wire:
-    """Field by field; times, whose names end in ``_at_ms``, become text, and their names end in ``_at``."""
+    """Field by field; times, whose names end in ``_at_ms``, become text, and their names end in ``_at``.
+
+    Of a secret's pepper there is the id, so that one can see which keys and tokens keep an old one in use.
+    """
     wire: Wire = {}
     for name, field in describe(value).items():
         if name.endswith("_at_ms"):
             wire[name.removesuffix("_ms")] = to_iso(field)
         else:
             wire[name] = field
+    if isinstance(value, ApiKey | AdminToken):
+        wire["pepper_id"] = value.secret.pepper_id
     return wire
 
 
@@ -52,11 +58,16 @@ def audit_to_wire(entry: AuditEntry) -> Wire:
 
 def usage_to_wire(usage: HourlyUsage) -> Wire:
     """The sums beside what they are of."""
+    totals = usage.totals
     return {
         "hour": to_iso(usage.hour_ms),
         "organization_id": usage.organization_id,
         "team_id": usage.team_id,
         "key_id": usage.key_id,
         "model": usage.model,
-        **msgspec.structs.asdict(usage.totals),
+        "requests": totals.num_requests,
+        "prompt_tokens": totals.prompt_tokens,
+        "cached_tokens": totals.cached_tokens,
+        "completion_tokens": totals.completion_tokens,
+        "engine_us": totals.engine_us,
     }

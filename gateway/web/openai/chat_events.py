@@ -13,9 +13,8 @@ from gateway import __version__
 from gateway.domain.events import GenerationEvent, TextDelta, TokenLogprob
 from gateway.domain.ids import REQUEST_PREFIX
 from gateway.domain.usage import TokenUsage
-from gateway.errors import EvenhandError
 from gateway.services.inference import Call
-from gateway.web.openai.events import DONE, HEARTBEAT, CollectedChoices, encode, error_event, logprob_entry, usage_json
+from gateway.web.openai.events import ChunkStream, CollectedChoices, encode, logprob_entry, usage_json
 
 FINGERPRINT = f"evenhand-{__version__}"
 
@@ -24,13 +23,10 @@ def chat_id(call: Call) -> str:
     return "chatcmpl-" + call.info.request_id.removeprefix(REQUEST_PREFIX)
 
 
-class ChatStream:
-    """Writes the events of one call as chunks."""
-
-    heartbeat = HEARTBEAT
+class ChatStream(ChunkStream):
+    """Chunks of a chat completion."""
 
     def __init__(self, call: Call, *, include_usage: bool) -> None:
-        self._include_usage = include_usage
         head = encode(
             {
                 "id": chat_id(call),
@@ -40,24 +36,10 @@ class ChatStream:
                 "system_fingerprint": FINGERPRINT,
             }
         )
-        self._head = b"data: " + head[:-1]
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        super().__init__(head[:-1], include_usage=include_usage)
         self._choices = [b'%b,"choices":[{"index":%d,"delta":' % (self._head, i) for i in range(call.num_choices)]
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._started = [False] * call.num_choices
-
-    def write(self, events: Sequence[GenerationEvent]) -> bytes:
-        if len(events) == 1:  # nearly always
-            return self._event(events[0])
-        return b"".join([self._event(event) for event in events])
-
-    def finish(self, usage: TokenUsage) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return self._head + b',"choices":[],"usage":' + usage_json(usage) + b"}\n\n" + DONE
-
-    def error(self, error: EvenhandError) -> bytes:
-        return error_event(error)
 
     def _event(self, event: GenerationEvent) -> bytes:
         choice = self._choices[event.choice]

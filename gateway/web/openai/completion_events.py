@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from gateway.domain.events import GenerationEvent, TextDelta, TokenLogprob
 from gateway.domain.ids import REQUEST_PREFIX
 from gateway.domain.usage import TokenUsage
-from gateway.errors import EvenhandError
 from gateway.services.inference import Call
 from gateway.web.openai.chat_events import FINGERPRINT
-from gateway.web.openai.events import DONE, HEARTBEAT, CollectedChoices, encode, error_event, finite, usage_json
+from gateway.web.openai.events import ChunkStream, CollectedChoices, encode, finite, usage_json
 
 
 def _head(call: Call) -> bytes:
@@ -38,31 +37,14 @@ def _echoes(call: Call) -> list[str]:
     return [text for text in texts for _ in range(call.num_choices // len(texts))]
 
 
-class CompletionStream:
-    """Writes the events of one call as chunks."""
-
-    heartbeat = HEARTBEAT
+class CompletionStream(ChunkStream):
+    """Chunks of a text completion."""
 
     def __init__(self, call: Call, *, include_usage: bool) -> None:
-        self._include_usage = include_usage
-        self._head = b"data: " + _head(call)
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        super().__init__(_head(call), include_usage=include_usage)
         self._choices = [b'%b,"choices":[{"index":%d,"text":' % (self._head, i) for i in range(call.num_choices)]
         self._echoes = _echoes(call)
         self._offsets = [len(echo) for echo in self._echoes]
-
-    def write(self, events: Sequence[GenerationEvent]) -> bytes:
-        if len(events) == 1:  # nearly always
-            return self._event(events[0])
-        return b"".join([self._event(event) for event in events])
-
-    def finish(self, usage: TokenUsage) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return self._head + b',"choices":[],"usage":' + usage_json(usage) + b"}\n\n" + DONE
-
-    def error(self, error: EvenhandError) -> bytes:
-        return error_event(error)
 
     def _event(self, event: GenerationEvent) -> bytes:
         index = event.choice

@@ -5,6 +5,7 @@ A chunk is filled into bytes that are made once per stream; only what changes is
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import msgspec
@@ -37,6 +38,38 @@ def usage_json(usage: TokenUsage) -> bytes:
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
     )
+
+
+class ChunkStream(ABC):
+    """Writes the events of one call as chunks; each kind of answer has its own shape of them.
+
+    Args:
+        head: a chunk's fields before the choices, as the beginning of a JSON object.
+    """
+
+    heartbeat = HEARTBEAT
+
+    def __init__(self, head: bytes, *, include_usage: bool) -> None:
+        self._include_usage = include_usage
+        self._head = b"data: " + head
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def write(self, events: Sequence[GenerationEvent]) -> bytes:
+        if len(events) == 1:  # nearly always
+            return self._event(events[0])
+        return b"".join([self._event(event) for event in events])
+
+    def finish(self, usage: TokenUsage) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return self._head + b',"choices":[],"usage":' + usage_json(usage) + b"}\n\n" + DONE
+
+    def error(self, error: EvenhandError) -> bytes:
+        return error_event(error)
+
+    @abstractmethod
+    def _event(self, event: GenerationEvent) -> bytes:
+        """The chunks of one event."""
 
 
 class CollectedChoices:

@@ -26,6 +26,8 @@ from gateway.web.openai.schema import (
     SamplingFields,
 )
 
+MAX_MESSAGES = 10_000
+"""Of one conversation, and parts of one message."""
 MAX_CHOICES = 16
 MAX_ANSWERS = 128
 """Prompts of one completion request times n."""
@@ -34,6 +36,8 @@ MAX_STOP_CHARACTERS = 1000
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 """What `/v1/completions` makes if nothing is said, as the vendor's does. Chat takes what the window leaves."""
+MAX_NAMED_TOKENS = 1 << 18
+"""In `logit_bias` or `stop_token_ids`: as many as the largest vocabularies have."""
 _SEED_LIMIT = 1 << 63
 
 _ROLES: dict[str, Role] = {
@@ -50,6 +54,8 @@ def chat_to_domain(wire: ChatRequest, deadline_ms: int | None) -> GenerationRequ
     """Raises `InvalidRequest` with the field that is at fault."""
     if not wire.messages:
         raise InvalidRequest("Invalid 'messages': at least one message is required.", param="messages")
+    if len(wire.messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"Too many messages in one request: {MAX_MESSAGES} at most.", param="messages")
     if wire.response_format is not None and wire.response_format.type != "text":
         raise InvalidRequest(
             f"response_format of type '{wire.response_format.type[:50]}' is not supported by this server.",
@@ -111,7 +117,7 @@ def _request(
         top_k=max(_int("top_k", wire.top_k, -1, _SEED_LIMIT - 1) or 0, 0),
         min_p=_float("min_p", wire.min_p, 0.0, 1.0, default=0.0),
         repetition_penalty=_float("repetition_penalty", wire.repetition_penalty, 0.01, 100.0, default=1.0),
-        stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
+        stop_token_ids=_stop_token_ids(wire.stop_token_ids or []),
         min_tokens=_int("min_tokens", wire.min_tokens, 0, _SEED_LIMIT - 1) or 0,
         ignore_eos=bool(wire.ignore_eos),
     )
@@ -132,6 +138,9 @@ def _request(
 def _message(index: int, wire: ChatMessage) -> Message:
     content = wire.content
     if isinstance(content, list):
+        if len(content) > MAX_MESSAGES:
+            where = f"messages[{index}].content"
+            raise InvalidRequest(f"Invalid '{where}': {MAX_MESSAGES} parts at most.", param=where)
         texts = []
         for i, part in enumerate(content):
             text = part.text if part.type == "text" else part.refusal if part.type == "refusal" else None
@@ -187,7 +196,15 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
+def _stop_token_ids(wire: list[int]) -> tuple[int, ...]:
+    if len(wire) > MAX_NAMED_TOKENS:
+        raise InvalidRequest(f"Invalid 'stop_token_ids': {MAX_NAMED_TOKENS} at most.", param="stop_token_ids")
+    return tuple(dict.fromkeys(wire))
+
+
 def _logit_bias(wire: dict[str, float]) -> dict[int, float]:
+    if len(wire) > MAX_NAMED_TOKENS:
+        raise InvalidRequest(f"Invalid 'logit_bias': {MAX_NAMED_TOKENS} tokens at most.", param="logit_bias")
     bias = {}
     for key, value in wire.items():
         if not (key.isascii() and key.isdigit() and len(key) < 12):

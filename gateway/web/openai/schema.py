@@ -6,7 +6,7 @@ in ``requests.py``; here are only shapes.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -57,6 +57,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
+class NamedTool(msgspec.Struct):
+    """Refused whatever it says, so nothing of it is kept."""
+
+
 class ResponseFormat(msgspec.Struct):
     type: str
 
@@ -67,7 +71,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | NamedTool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

@@ -3,16 +3,23 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from litestar import Controller, Request, get
 from litestar.di import NamedDependency
 
 from gateway.domain.ledger import UsageTotals
 from gateway.domain.principal import Principal
-from gateway.errors import InvalidRequest
 from gateway.services.usage import UsageReport, UsageReports
+from gateway.web.query import decode_query, time_ms
 
-MAX_TIME_MS = 253_402_300_800_000
-"""The end of the year 9999."""
+
+class UsageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What is asked for; `from` and `until` are times as `time_ms` reads them."""
+
+    begin: str | None = msgspec.field(name="from", default=None)
+    until: str | None = None
+    model: str | None = None
+    key_id: str | None = None
 
 
 class UsageController(Controller):
@@ -25,40 +32,15 @@ class UsageController(Controller):
     async def retrieve(self, request: Request[Any, Any, Any], usage: NamedDependency[UsageReports]) -> dict[str, Any]:
         """Of the last day, or between ``from`` and ``until``; ``model`` and ``key_id`` choose a part of it."""
         principal: Principal = request.scope["auth"]
-        query = request.query_params
+        query = decode_query(request.scope["query_string"], UsageQuery)
         report = await usage.of_team(
             principal.team_id,
-            from_ms=_time_ms("from", query.get("from")),
-            until_ms=_time_ms("until", query.get("until")),
-            model=query.get("model"),
-            key_id=query.get("key_id"),
+            from_ms=None if query.begin is None else time_ms(query.begin, "from"),
+            until_ms=None if query.until is None else time_ms(query.until, "until"),
+            model=query.model,
+            key_id=query.key_id,
         )
         return _to_wire(principal.team_id, report)
-
-
-def _time_ms(name: str, text: str | None) -> int | None:
-    """Seconds since the epoch, or ISO 8601, which means UTC if it names no zone."""
-    if not text:
-        return None
-    try:
-        if text.isascii() and text.isdigit():
-            time_ms = int(text[:20]) * 1000
-        else:
-            # A plus sign in an address means a blank, and many clients leave it so.
-            time = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
-            time_ms = int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError) as e:
-        raise _unreadable(name) from e
-    if not 0 <= time_ms < MAX_TIME_MS:
-        raise _unreadable(name)
-    return time_ms
-
-
-def _unreadable(name: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid '{name}': it must be a time in ISO 8601, as in 2030-01-31T12:00:00Z, or seconds since 1970.",
-        param=name,
-    )
 
 
 def _to_wire(team_id: str, report: UsageReport) -> dict[str, Any]:
