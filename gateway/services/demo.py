@@ -21,7 +21,6 @@ class FirstKey(msgspec.Struct, frozen=True):
     """A key that nobody can be shown again."""
 
     team: str
-    weight: int
     raw: str
 
     def __repr__(self) -> str:
@@ -47,5 +46,5 @@ async def first_start(
             change.now_ms += 1  # ids of one millisecond are in no order, and lists are in order of id
             team = await add_team(change, organization, name=name, weight=weight)
             issued = await add_key(change, peppers, organization, team, KeyTerms(name=KEY_NAME))
-            keys.append(FirstKey(name, weight, issued.raw))
+            keys.append(FirstKey(name, issued.raw))
     return tuple(keys)

@@ -202,12 +202,13 @@ def test_the_gateway_yields_to_the_engine(evenhand_server: EvenhandProcess) -> N
     assert os.getsid(gateway.pid) == os.getsid(engine.pid) == os.getsid(evenhand_server.process.pid)
 
 
-def test_two_servers_share_a_home(evenhand_server: EvenhandProcess, serve: Serve) -> None:
+def test_a_second_server_on_the_same_home_is_refused_and_harms_nothing(
+    evenhand_server: EvenhandProcess, serve: Serve
+) -> None:
     other = serve(evenhand_server.home)
-    other.wait_ready()
 
-    assert _chat(other).status_code == 200
-    assert other.stop() == 0
+    assert other.wait_exit(60) == 78
+    assert "another gateway runs with" in other.stderr
     assert _chat(evenhand_server).status_code == 200
 
 
