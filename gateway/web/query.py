@@ -20,8 +20,8 @@ MAX_BYTES = 8 << 10
 MAX_FIELDS = 16
 EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)
 """Nobody asks for what was before. A smaller number of seconds is a year or a day that was meant, such as 20261130."""
-LATEST_MS = 253_402_300_800_000
-"""The end of the year 9999."""
+LATEST_MS = 253_402_297_200_000
+"""The last whole hour of the year 9999: times are rounded up to hours, and texts of them end there."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -58,7 +58,7 @@ def time_ms(text: str, param: str) -> int:
     """ISO 8601, which means UTC if it names no zone, or seconds since 1970; in milliseconds since then.
 
     Raises:
-        InvalidRequest: it is neither, or lies before 2020 or behind the year 9999.
+        InvalidRequest: it is neither, or lies before 2020 or behind the last whole hour of the year 9999.
     """
     try:
         if text.isascii() and text.isdigit():
@@ -69,7 +69,7 @@ def time_ms(text: str, param: str) -> int:
             time_ms = ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _MILLISECOND
     except (ValueError, OverflowError) as e:
         raise _no_time(param) from e
-    if not _EARLIEST_MS <= time_ms < LATEST_MS:
+    if not _EARLIEST_MS <= time_ms <= LATEST_MS:
         raise _no_time(param)
     return time_ms
 

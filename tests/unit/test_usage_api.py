@@ -97,6 +97,7 @@ def test_without_a_query_everything_is_left_to_the_defaults(client: TestClient[L
         ("2030-03-17T19:46:40%2B02:00", 1_900_000_000),
         ("2030-03-17", 1_899_936_000),
         ("1577836800", 1_577_836_800),
+        ("9999-12-31T23:00:00Z", 253_402_297_200),
     ],
 )
 def test_times_are_seconds_or_iso_8601(client: TestClient[Litestar], reports: Reports, text: str, seconds: int) -> None:
@@ -114,7 +115,7 @@ def test_times_are_seconds_or_iso_8601(client: TestClient[Litestar], reports: Re
     "text",
     [
         *("", "yesterday", "-1", "1e9", "9" * 30, "2030-02-30", "10000-01-01", "0001-01-01", "١٢"),
-        *("0", "2026", "20261130", "2019-12-31T23:59:59Z"),
+        *("0", "2026", "20261130", "2019-12-31T23:59:59Z", "9999-12-31T23:59:59Z", "253402300799"),
     ],
 )
 @pytest.mark.parametrize("name", ["from", "until"])
