@@ -48,7 +48,7 @@ class Reports:
     ) -> Page[HourlyUsage]:
         """Of hours that begin in ``[from_ms, until_ms)``, since the epoch."""
         if not 0 <= from_ms < until_ms <= MAX_TIME_MS:
-            raise InvalidRequest("'from' must lie before 'until', and both between 1970 and 9999.", param="from")
+            raise InvalidRequest("'from' must lie before 'until', and both between 2020 and 9999.", param="from")
         begin_ms = max(from_ms, _hour_ms(page.after)) if page.after else from_ms
         async with self._storage.reading() as work:
             owner = None if team_id is None else (await require_team(work, team_id)).id

@@ -42,7 +42,7 @@ _is_field = re.compile(r"[a-z0-9_.\[\]-]{1,60}").fullmatch
 """Whether this may be a field of ours, or a misspelled one. Of any other name that a caller made up the log says
 nothing: people paste prompts and keys in the wrong places."""
 
-_GENERAL_CODES = {400: "invalid_request", 403: "not_allowed", 404: "not_found"}
+_GENERAL_CODES = {400: "invalid_request", 404: "not_found", 503: "unavailable"}
 """Of errors that have no code in the shape of the OpenAI API, where it may be null."""
 
 
