@@ -26,6 +26,10 @@ MIGRATE_S = 600.0
 _SQLITE_CONNECTIONS = 4
 """One writes, the others read."""
 _BUSY = "SQLITE_BUSY"
+_CACHED_STATEMENTS = 32
+_ROWS_PER_INSERT = 50
+"""An insert of n rows is a statement of its own for each n, and drivers keep prepared ones: up to 500 rows and 128
+statements were a hundred megabytes."""
 _BEGIN = "evenhand_begin"
 """Execution option: the statement that begins a transaction in SQLite."""
 
@@ -35,10 +39,11 @@ def sqlite_engine(place: SqliteFile) -> AsyncEngine:
     _make_private(place)
     engine = create_async_engine(
         f"sqlite+aiosqlite:///{place.path}",
-        connect_args={"isolation_level": None, "timeout": BUSY_S},
+        connect_args={"isolation_level": None, "timeout": BUSY_S, "cached_statements": _CACHED_STATEMENTS},
         pool_size=_SQLITE_CONNECTIONS,
         max_overflow=0,
         pool_timeout=WRITE_S,
+        insertmanyvalues_page_size=_ROWS_PER_INSERT,
         hide_parameters=True,
     )
     _set_up_sqlite(engine, foreign_keys=True)
@@ -50,10 +55,11 @@ def postgresql_engine(place: PostgresqlServer, pool_size: int) -> AsyncEngine:
     does, under a bound that the pool's own question does not have."""
     return create_async_engine(
         "postgresql+asyncpg://",
-        connect_args=_asyncpg_arguments(place, CONNECT_S),
+        connect_args=_asyncpg_arguments(place, CONNECT_S) | {"prepared_statement_cache_size": _CACHED_STATEMENTS},
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=CONNECT_S,
+        insertmanyvalues_page_size=_ROWS_PER_INSERT,
         hide_parameters=True,
     )
 

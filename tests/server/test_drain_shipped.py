@@ -55,7 +55,6 @@ async def test_sigterm_under_load_fails_nothing_and_loses_nothing(shared_cluster
         async with asyncio.timeout(LOAD_S):
             await load.reached(int(RATE_S * LOAD_S / 3), num_running=3, gateway=leaving.url)
         leaving.send(signal.SIGTERM)
-        num_before = sum(each.gateway == leaving.url for each in load.attempts)
         await running
         polling.cancel()
         assert await asyncio.to_thread(leaving.wait) == 0
@@ -65,7 +64,6 @@ async def test_sigterm_under_load_fails_nothing_and_loses_nothing(shared_cluster
     outcomes = await outcomes_of(cluster, [str(each.request_id) for each in load.attempts])
 
     assert [(each.status, each.error) for each in load.attempts if not each.is_whole] == []
-    assert sum(each.gateway == leaving.url for each in load.attempts) > num_before, "it took some after the signal"
     assert set(outcomes) == {"finished"}
     assert len(outcomes) == len(load.attempts)
 
