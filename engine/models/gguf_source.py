@@ -148,7 +148,7 @@ def _can_dequantize(type_id: int) -> bool:
         return True
     try:
         gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[quantization][1]), np.uint8), quantization)
-    except NotImplementedError:
+    except NotImplementedError:  # how the library says that it cannot read this kind
         return False
     return True
 
