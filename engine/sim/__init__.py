@@ -1,0 +1,1 @@
+"""The simulator: the engine's own planner on a clock that is only counted."""
