@@ -7,6 +7,7 @@ from typing import Any
 from engine.messages import PathNode
 from engine.sched.cost import CostModel
 from engine.sim.simulator import Machine
+from engine.sim.trace import Charge, RequestTrace, Run, StepTrace
 from engine.sim.workload import FIRST_SHARED_ID, Arrival, Segment, Workload
 
 COST = CostModel(
@@ -35,3 +36,28 @@ def workload(*arrivals: Arrival, **more: Any) -> Workload:
 
 def machine(**more: Any) -> Machine:
     return Machine(cost=COST, kv_tokens=more.pop("kv_tokens", 1 << 16), **more)
+
+
+def step(start_us: int, end_us: int, *charges: tuple[int, int], backlog: tuple[int, ...] = ()) -> StepTrace:
+    """Charges are (arrival id, useful microseconds)."""
+    return StepTrace(start_us, end_us, tuple(Charge(i, 1, cost_us, cost_us) for i, cost_us in charges), backlog)
+
+
+def trace(made: Arrival, token_us: tuple[int, ...] = (), *, ended: bool = True, **more: Any) -> RequestTrace:
+    """Ended with its last token."""
+    ended_us = more.pop("ended_us", token_us[-1] if ended and token_us else None)
+    return RequestTrace(
+        made, made.at_us, made.at_us, list(token_us), ended_us, "length" if ended_us is not None else None, **more
+    )
+
+
+def run_of(made: Workload, traces: list[RequestTrace], steps: list[StepTrace], ended_us: int) -> Run:
+    return Run(
+        workload=made,
+        policy="by hand",
+        cost=COST,
+        requests={trace.arrival.id: trace for trace in traces},
+        steps=steps,
+        ended_us=ended_us,
+        plans_digest="",
+    )
