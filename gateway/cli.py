@@ -199,6 +199,20 @@ def verify_ledger(config: Config = None) -> None:
     raise typer.Exit(command.verify(load_settings(config).settings))
 
 
+@app.command()
+def sim(
+    workloads: Annotated[list[str] | None, typer.Argument(help="Names of workloads; all if left out.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="A policy to run; repeat for more; all if left out.")] = None,
+    profile: Annotated[str, typer.Option(help="What steps cost: cpu or gpu8b.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of the workloads.")] = 1,
+    plot: Annotated[Path | None, typer.Option(help="A folder for a picture of each workload.")] = None,
+) -> None:
+    """Simulate the scheduler and others under named workloads, without a model, and print what each team gets."""
+    from gateway.commands import sim as command
+
+    raise typer.Exit(command.run(workloads or [], policies=policy or [], profile=profile, seed=seed, plot_folder=plot))
+
+
 @bench_app.command()
 def batching(
     config: Config = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from engine.messages import RequestClass
 from engine.sim.fluid import work_by_arrival
 from engine.sim.trace import RequestTrace, Run
 from engine.sim.workload import TEAM_DEPTH, nodes_of
@@ -85,6 +86,18 @@ def shares(run: Run) -> dict[str, Share]:
     }
     entitled = entitlements(run.workload.weights(), demands, total_us)
     return {node[-1]: Share(served[node], entitled[node]) for node in wanted}
+
+
+def served_by_class(run: Run) -> dict[RequestClass, int]:
+    """Microseconds of service in the measured time, of the classes that arrived."""
+    classes = {arrival_id: trace.arrival.request_class for arrival_id, trace in run.requests.items()}
+    served: dict[RequestClass, int] = dict.fromkeys(classes.values(), 0)
+    for step in run.steps:
+        if step.start_us >= run.workload.measure_from_us:
+            for charge in step.charges:
+                if charge.id in classes:
+                    served[classes[charge.id]] += charge.useful_us
+    return served
 
 
 def entitlements(weights: Mapping[Node, int], demands: Mapping[Node, int], capacity: int) -> dict[Node, Fraction]:

@@ -39,7 +39,7 @@ def _long_prompt(name: str, pen: Pen) -> Workload:
     pen.arrive(pen.s(2), path_of("long"), 8, num_prompt_tokens=pen.long_tokens)
     pen.clients(4 * pen.slots, path_of("short"), num_prompt_tokens=100, num_output_tokens=60, until_us=until_us)
     about = f"a prompt of {pen.long_tokens} tokens under a flood of short requests of another team"
-    return _workload(name, about, pen, until_us, greedy=["short"], watched=["long"])
+    return _workload(name, about, pen, until_us, greedy=["short"], watched=["long", "short"])
 
 
 def _three_long(name: str, pen: Pen) -> Workload:

@@ -1,0 +1,47 @@
+"""``evenhand sim``: named workloads under the scheduler's policies, on a clock that is only counted; no model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.errors import ConfigError
+from engine.sched.cost import PROFILES
+from engine.sim.comparison import compare
+from engine.sim.policies import policy_names
+from engine.sim.report import report
+from engine.sim.simulator import Machine
+from engine.sim.workloads import make_workload, workload_names
+
+
+def run(
+    workloads: Sequence[str], *, policies: Sequence[str], profile: str, seed: int, plot_folder: Path | None = None
+) -> int:
+    """Print a table for each workload, the workload's progress to stderr; returns the exit code.
+
+    Raises `ConfigError` for a name that is unknown, before anything runs.
+
+    Args:
+        workloads: names; none is all of them.
+        policies: names; none is all of them.
+        plot_folder: where a picture of each workload goes, if anywhere.
+    """
+    cost = PROFILES.get(profile)
+    if cost is None:
+        raise ConfigError(f"no profile '{profile}'; there are {', '.join(PROFILES)}")
+    for policy in policies:
+        if policy not in policy_names():
+            raise ConfigError(f"no policy '{policy}'; there are {', '.join(policy_names())}")
+    made = [make_workload(name, seed, cost) for name in workloads or workload_names()]
+    for i, workload in enumerate(made):
+        sys.stderr.write(f"{workload.name}: {i + 1} of {len(made)} ...\n")
+        comparison = compare(workload, policies or policy_names(), Machine(cost=cost))
+        sys.stdout.write(("\n" if i else "") + report(comparison))
+        sys.stdout.flush()
+        if plot_folder is not None:
+            from engine.sim.plot import draw
+
+            draw(comparison, plot_folder / f"{workload.name}.png")
+            sys.stderr.write(f"picture: {plot_folder / workload.name}.png\n")
+    return 0
