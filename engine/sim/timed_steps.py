@@ -45,7 +45,7 @@ class TimedSteps:
         with closing(self._inner.offers(budget)) as offers:
             try:
                 request, most = next(offers)
-                while left_us > 0:
+                while left_us > 0 or is_empty:
                     start = request.num_scheduled + granted[request]
                     num_prompt = request.num_prompt_tokens
                     most = max(int(is_empty), self._cost.num_tokens_within(left_us, start, start + most, num_prompt))

@@ -35,11 +35,11 @@ def _flood(name: str, pen: Pen) -> Workload:
 
 
 def _long_prompt(name: str, pen: Pen) -> Workload:
-    until_us = pen.s(2) + 60 * S
+    until_us = pen.s(2) + 4 * pen.cost.marginal_us(0, pen.long_tokens, pen.long_tokens)
     pen.arrive(pen.s(2), path_of("long"), 8, num_prompt_tokens=pen.long_tokens)
     pen.clients(4 * pen.slots, path_of("short"), num_prompt_tokens=100, num_output_tokens=60, until_us=until_us)
     about = f"a prompt of {pen.long_tokens} tokens under a flood of short requests of another team"
-    return _workload(name, about, pen, until_us, greedy=["short"], watched=["long", "short"])
+    return _workload(name, about, pen, until_us, greedy=["short"], watched=["long"])
 
 
 def _three_long(name: str, pen: Pen) -> Workload:
