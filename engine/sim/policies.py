@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from engine.config import POLICIES, EngineConfig
 from engine.errors import ConfigError
 from engine.sched.cost import CostModel
+from engine.sched.fcfs import Fcfs
 from engine.sched.policy import Policy
-from engine.sched.registry import make_policy
 from engine.sim.baselines import LongestPrefix, StrictPriority, TokenBuckets, VirtualTokenCounter
 from engine.sim.timed_steps import TimedSteps
-from engine.sim.workload import Workload
+from engine.sim.workload import TEAM_DEPTH, Workload
 
 _BASELINES = ("fcfs", "priority", "vtc", "prefix", "bucket")
 """Those that know nothing of promises: here their steps are made as large as promises allow."""
@@ -23,29 +22,29 @@ def policy_names() -> tuple[str, ...]:
     return (*(name for name in POLICIES if name not in {*_BASELINES, "static"}), *_BASELINES)
 
 
-def make_simulated_policy(
-    name: str, config: EngineConfig, cost: CostModel, workload: Workload, clock: Callable[[], int]
-) -> Policy:
+def check_policy(name: str) -> None:
     """Raises `ConfigError` for a name that is unknown."""
-    if name not in _BASELINES:
-        if name not in POLICIES:
-            raise ConfigError(f"no policy '{name}'; there are {', '.join(policy_names())}")
-        return make_policy(replace(config, policy=name))
-    return TimedSteps(_make_baseline(name, config, cost, workload, clock), cost)
+    if name not in policy_names():
+        raise ConfigError(f"no policy '{name}'; there are {', '.join(policy_names())}")
 
 
-def _make_baseline(
+def make_baseline(
     name: str, config: EngineConfig, cost: CostModel, workload: Workload, clock: Callable[[], int]
-) -> Policy:
+) -> Policy | None:
+    """None for a policy of the engine's own, which `EngineCore` makes from its configuration."""
+    policy: Policy
     match name:
+        case "fcfs":
+            policy = Fcfs()
         case "priority":
-            return StrictPriority()
+            policy = StrictPriority()
         case "vtc":
-            return VirtualTokenCounter(cost)
+            policy = VirtualTokenCounter(cost)
         case "prefix":
-            return LongestPrefix(config.block_tokens)
+            policy = LongestPrefix(config.block_tokens)
         case "bucket":
-            weights = {node[-1]: weight for node, weight in workload.weights().items() if len(node) == 2}
-            return TokenBuckets(cost, clock, weights)
+            weights = {node[-1]: weight for node, weight in workload.weights().items() if len(node) == TEAM_DEPTH}
+            policy = TokenBuckets(cost, clock, weights)
         case _:
-            return make_policy(replace(config, policy=name))
+            return None
+    return TimedSteps(policy, cost)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
 
-from engine.config import EngineConfig
+from engine.config import POLICIES, EngineConfig
 from engine.core import EngineCore
-from engine.errors import RequestRejected
+from engine.errors import ConfigError, RequestRejected
 from engine.messages import Output, Submit
 from engine.sampling_params import SamplingParams
-from engine.sched.cost import CostModel
-from engine.sim.policies import make_simulated_policy
+from engine.sched.cost import PROFILES, CostModel
+from engine.sim.policies import check_policy, make_baseline
 from engine.sim.runner import Clock, SimulatedRunner
 from engine.sim.trace import RequestTrace, Run
 from engine.sim.workload import VOCAB_SIZE, Arrival, Workload
@@ -28,20 +28,33 @@ class Machine:
 
     Attributes:
         max_step_tokens: token budget of a step; policies that know of promises stay below it.
+        device: as in the engine's configuration.
         kv_tokens: size of the KV pool.
         max_sequences: slots; None takes as many as the workload is meant for.
     """
 
     cost: CostModel
+    device: str = "cpu"
     max_step_tokens: int = 8192
     kv_tokens: int = 1 << 21
     max_sequences: int | None = None
     max_model_len: int = 1 << 18
     plan_ahead: bool = False
 
-    def engine_config(self, workload: Workload) -> EngineConfig:
+    @classmethod
+    def of_profile(cls, name: str) -> Machine:
+        """Raises `ConfigError` for a name that is unknown."""
+        cost = PROFILES.get(name)
+        if cost is None:
+            raise ConfigError(f"no profile '{name}'; there are {', '.join(PROFILES)}")
+        return cls(cost=cost, device="cpu" if name == "cpu" else "cuda")
+
+    def engine_config(self, workload: Workload, policy: str) -> EngineConfig:
+        """A policy that the engine does not have is replaced by one that it has: it is handed over instead."""
         return EngineConfig(
             model=Path("simulated"),
+            device=self.device,
+            policy=policy if policy in POLICIES else "fcfs",
             max_sequences=workload.max_sequences if self.max_sequences is None else self.max_sequences,
             max_step_tokens=self.max_step_tokens,
             plan_ahead=self.plan_ahead,
@@ -49,7 +62,7 @@ class Machine:
 
 
 def simulate(workload: Workload, policy: str, machine: Machine) -> Run:
-    """The run of a workload under a policy, which is a name of `policies.policy_names`."""
+    """The run of a workload under a policy. Raises `ConfigError` unless its name is one of `policies.policy_names`."""
     return _Simulation(workload, policy, machine).run()
 
 
@@ -57,7 +70,8 @@ class _Simulation:
     """One run in progress."""
 
     def __init__(self, workload: Workload, policy: str, machine: Machine) -> None:
-        config = machine.engine_config(workload)
+        check_policy(policy)
+        config = machine.engine_config(workload, policy)
         self._workload = workload
         self._policy_name = policy
         self._cost = machine.cost
@@ -70,7 +84,7 @@ class _Simulation:
             max_model_len=machine.max_model_len,
             eos_token_ids=(VOCAB_SIZE - 1,),
             clock=self._clock,
-            policy=make_simulated_policy(policy, config, machine.cost, workload, self._clock),
+            policy=make_baseline(policy, config, machine.cost, workload, self._clock),
         )
         self._requests: dict[int, RequestTrace] = {}
         self._followers: defaultdict[int, list[Arrival]] = defaultdict(list)

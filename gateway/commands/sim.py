@@ -6,10 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.errors import ConfigError
-from engine.sched.cost import PROFILES
 from engine.sim.comparison import compare
-from engine.sim.policies import policy_names
+from engine.sim.policies import check_policy, policy_names
 from engine.sim.report import report
 from engine.sim.simulator import Machine
 from engine.sim.workloads import make_workload, workload_names
@@ -27,16 +25,13 @@ def run(
         policies: names; none is all of them.
         plot_folder: where a picture of each workload goes, if anywhere.
     """
-    cost = PROFILES.get(profile)
-    if cost is None:
-        raise ConfigError(f"no profile '{profile}'; there are {', '.join(PROFILES)}")
+    machine = Machine.of_profile(profile)
     for policy in policies:
-        if policy not in policy_names():
-            raise ConfigError(f"no policy '{policy}'; there are {', '.join(policy_names())}")
-    made = [make_workload(name, seed, cost) for name in workloads or workload_names()]
+        check_policy(policy)
+    made = [make_workload(name, seed, machine.cost) for name in workloads or workload_names()]
     for i, workload in enumerate(made):
         sys.stderr.write(f"{workload.name}: {i + 1} of {len(made)} ...\n")
-        comparison = compare(workload, policies or policy_names(), Machine(cost=cost))
+        comparison = compare(workload, policies or policy_names(), machine)
         sys.stdout.write(("\n" if i else "") + report(comparison))
         sys.stdout.flush()
         if plot_folder is not None:

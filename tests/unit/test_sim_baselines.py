@@ -9,8 +9,6 @@ from msgspec import structs
 from sim_kit import COST, arrival, machine, workload
 
 from engine.errors import ConfigError
-from engine.sim.policies import make_simulated_policy
-from engine.sim.runner import Clock
 from engine.sim.simulator import Machine, simulate
 from engine.sim.trace import Run
 from engine.sim.workload import FIRST_SHARED_ID, Arrival, Segment
@@ -135,7 +133,5 @@ def test_a_token_that_takes_longer_than_a_step_is_computed_all_the_same() -> Non
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    made = workload(arrival(0, "red", 1, 1))
-
     with pytest.raises(ConfigError, match="lottery"):
-        make_simulated_policy("lottery", machine().engine_config(made), COST, made, Clock())
+        simulate(workload(arrival(0, "red", 1, 1)), "lottery", machine())
