@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 
@@ -14,6 +14,8 @@ from engine.sim.trace import RequestTrace, Run
 from engine.sim.workload import TEAM_DEPTH, nodes_of
 
 Node = tuple[str, ...]
+_SPAN_US = 1_000_000
+"""Ideal shares are reckoned for one such span after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +33,12 @@ class Share:
     """What a team was given and what it was entitled to, in microseconds of service in the measured time."""
 
     served_us: int
-    entitled_us: Fraction
+    entitled_us: int
 
     @property
     def ratio(self) -> float:
         """Served over entitled; 1.0 if it wanted nothing and got nothing."""
-        return float(self.served_us / self.entitled_us) if self.entitled_us else 1.0
+        return self.served_us / self.entitled_us if self.entitled_us else 1.0
 
 
 def percentile(values: Iterable[int], percent: int) -> int | None:
@@ -65,27 +67,52 @@ def latency(run: Run, team: str) -> Latency:
 
 
 def shares(run: Run) -> dict[str, Share]:
-    """By team. Entitled is the max-min share by weight of what was served in all, at each level of the tree: nobody
-    gets more than it wants, and what it does not want goes to its siblings."""
-    since_us = run.workload.measure_from_us
-    before: defaultdict[Node, int] = defaultdict(int)
-    served: defaultdict[Node, int] = defaultdict(int)
+    """By team. Entitled is what ideal sharing would have given it of what the engine served, second by second: the
+    max-min share by weight at each level of the tree among those that had work left in the ideal. Nobody gets more than
+    it wants, what it does not want goes to its siblings, and who comes later has no claim to what went before."""
     teams = {arrival_id: _team_node(trace) for arrival_id, trace in run.requests.items()}
+    weights = run.workload.weights()
+    spans = _spans(run, teams)
+    pending: defaultdict[Node, int] = defaultdict(int)
+    served: dict[Node, int] = dict.fromkeys(teams.values(), 0)
+    entitled = dict(served)
+    for number in sorted(spans):
+        span = spans[number]
+        for node, work_us in span.arrived.items():
+            pending[node] += work_us
+        capacity = sum(span.served.values())
+        demands = {
+            node: capacity if node[-1] in run.workload.greedy else left for node, left in pending.items() if left > 0
+        }
+        for node, given in entitlements(weights, demands, capacity).items():
+            if node[-1] not in run.workload.greedy:
+                pending[node] -= int(given)
+            entitled[node] += int(given) if number >= 0 else 0
+        for node, served_us in span.served.items():
+            served[node] += served_us if number >= 0 else 0
+    return {node[-1]: Share(served[node], entitled[node]) for node in served}
+
+
+@dataclass(slots=True)
+class _Span:
+    """What arrived and what was served in a second, by team."""
+
+    arrived: defaultdict[Node, int] = field(default_factory=lambda: defaultdict(int))
+    served: defaultdict[Node, int] = field(default_factory=lambda: defaultdict(int))
+
+
+def _spans(run: Run, teams: Mapping[int, Node]) -> dict[int, _Span]:
+    """By number; 0 begins where it is measured from."""
+    since_us = run.workload.measure_from_us
+    spans: defaultdict[int, _Span] = defaultdict(_Span)
+    for arrival_id, work_us in work_by_arrival(run).items():
+        spans[(run.requests[arrival_id].submitted_us - since_us) // _SPAN_US].arrived[teams[arrival_id]] += work_us
     for step in run.steps:
-        counted = before if step.start_us < since_us else served
+        served = spans[(step.start_us - since_us) // _SPAN_US].served
         for charge in step.charges:
             if charge.id in teams:
-                counted[teams[charge.id]] += charge.useful_us
-    wanted: defaultdict[Node, int] = defaultdict(int)
-    for arrival_id, work_us in work_by_arrival(run).items():
-        wanted[teams[arrival_id]] += work_us
-    total_us = sum(served.values())
-    demands = {
-        node: total_us if node[-1] in run.workload.greedy else max(0, work_us - before[node])
-        for node, work_us in wanted.items()
-    }
-    entitled = entitlements(run.workload.weights(), demands, total_us)
-    return {node[-1]: Share(served[node], entitled[node]) for node in wanted}
+                served[teams[charge.id]] += charge.useful_us
+    return spans
 
 
 def served_by_class(run: Run) -> dict[RequestClass, int]:

@@ -75,7 +75,7 @@ def _served(result: Result, team: str) -> str:
     if team not in result.shares or not total_us:
         return _NONE
     share = result.shares[team]
-    return f"{share.served_us / total_us:.1%} / {float(share.entitled_us / total_us):.1%}"
+    return f"{share.served_us / total_us:.1%} / {share.entitled_us / total_us:.1%}"
 
 
 def _classes(results: Sequence[Result]) -> list[str]:

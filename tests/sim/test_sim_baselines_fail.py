@@ -18,6 +18,7 @@ from engine.sim.simulator import Machine, simulate
 from engine.sim.trace import Run
 from engine.sim.workloads import make_workload
 
+pytestmark = pytest.mark.slow
 CPU = PROFILES["cpu"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 from sim_kit import arrival, path, run_of, step, trace, workload
 
@@ -58,15 +56,27 @@ def test_latency_of_a_team_counts_those_that_still_wait_and_not_those_of_others(
 
 
 def test_shares_count_from_where_it_is_measured_and_greedy_teams_want_all() -> None:
-    arrivals = [arrival(0, "red", 10, 1), arrival(1, "blue", 10, 1, weight=3), arrival(2, "little", 1, 1)]
+    arrivals = [arrival(0, "red", 10, 1), arrival(1, "blue", 10, 1, weight=3), arrival(2, "little", 1, 1, at_us=1000)]
     traces = [trace(arrivals[0], ended=False), trace(arrivals[1], ended=False), trace(arrivals[2], (2000,))]
     steps = [step(0, 1000, (0, 700)), step(1000, 2000, (0, 300), (1, 400), (2, 100)), step(2000, 3000, (1, 300))]
     made = workload(*arrivals, greedy=("red", "blue"), measure_from_us=1000)
 
     assert shares(run_of(made, traces, steps, 3000)) == {
-        "red": Share(300, Fraction(1000, 4)),
-        "blue": Share(700, Fraction(3000, 4)),
-        "little": Share(100, Fraction(100)),
+        "red": Share(300, 250),
+        "blue": Share(700, 750),
+        "little": Share(100, 100),
+    }
+
+
+def test_who_comes_later_has_no_claim_to_what_was_served_before() -> None:
+    """Two seconds; red is alone in the first."""
+    arrivals = [arrival(0, "red", 10, 1), arrival(1, "blue", 20_000, 1, at_us=1_000_000)]
+    traces = [trace(arrivals[0], ended=False), trace(arrivals[1], ended=False)]
+    steps = [step(0, 1_000_000, (0, 800)), step(1_000_000, 2_000_000, (0, 100), (1, 700))]
+
+    assert shares(run_of(workload(*arrivals, greedy=("red",)), traces, steps, 2_000_000)) == {
+        "red": Share(900, 1200),
+        "blue": Share(700, 400),
     }
 
 

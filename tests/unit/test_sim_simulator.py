@@ -46,7 +46,7 @@ def test_the_clock_jumps_over_idle_time() -> None:
 def test_charges_add_up_to_step_time_less_the_fixed_part_and_to_each_request_s_work(
     policy: str, plan_ahead: bool
 ) -> None:
-    made = make_workload("on-off", 3, PROFILES["cpu"])
+    made = structs.replace(make_workload("on-off", 3, PROFILES["cpu"]), until_us=60_000_000)
     run = simulate(made, policy, Machine(cost=PROFILES["cpu"], plan_ahead=plan_ahead))
 
     useful: dict[int, int] = {}
