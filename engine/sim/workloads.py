@@ -121,7 +121,7 @@ def _split(name: str, pen: Pen) -> Workload:
     until_us = pen.s(40)
     _greedy(pen, "whole", until_us)
     for key in range(8):
-        _greedy(pen, "split", until_us, num_clients=pen.slots // 2, key=f"key{key}")
+        _greedy(pen, "split", until_us, num_clients=pen.slots, key=f"key{key}")
     about = "one team with one key, and one that splits twice as much over eight keys"
     return _workload(name, about, pen, until_us, greedy=["whole", "split"])
 

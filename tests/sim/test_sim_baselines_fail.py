@@ -71,6 +71,12 @@ def test_fcfs_gives_more_to_who_asks_more_often() -> None:
     assert figures.jain_index(_ratios("equal", "fcfs")) < 0.9
 
 
+def test_splitting_a_team_over_keys_pays_with_fcfs() -> None:
+    run = _run("split", "fcfs")
+
+    assert figures.shares(run)["split"].ratio > 1.2
+
+
 def test_a_bucket_wastes_what_others_leave() -> None:
     assert figures.throughput(_run("limited", "bucket")) < 0.9 * figures.throughput(_run("limited", "fcfs"))
 
