@@ -58,23 +58,19 @@ class Comparison:
     workload: Workload
     machine: Machine
     results: list[Result] = field(default_factory=list)
-    _reference: float | None = None
+    _reference: Run | None = None
 
     def add(self, policy: str) -> Result:
-        run = simulate(self.workload, policy, self.machine)
-        done = figures.throughput(run)
         if self._reference is None:
-            is_reference = policy == REFERENCE
-            self._reference = (
-                done if is_reference else figures.throughput(simulate(self.workload, REFERENCE, self.machine))
-            )
-        watched = self.workload.watched
+            self._reference = simulate(self.workload, REFERENCE, self.machine)
+        run = self._reference if policy == REFERENCE else simulate(self.workload, policy, self.machine)
+        reference = figures.throughput(self._reference)
         result = _result(
             run,
-            throughput=done / self._reference if self._reference else 1.0,
+            throughput=figures.throughput(run) / reference if reference else 1.0,
             alone={
                 team: figures.latency(simulate(self.workload.only(team), policy, self.machine), team)
-                for team in watched
+                for team in self.workload.watched
             },
         )
         self.results.append(result)
