@@ -161,10 +161,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request's time went, in microseconds; all but the last sum to the time from arrival to finish.
+    """Where a request's time went, in microseconds; all but `engine_us` sum to the time from arrival to finish.
 
     Attributes:
         engine_us: its share of the time of the steps it took part in, by tokens.
+        parked_us: without a slot, its KV still in place; one of the parts.
     """
 
     queue_us: int = 0
@@ -172,6 +173,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     decode_us: int = 0
     preempted_us: int = 0
     engine_us: int = 0
+    parked_us: int = 0
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
@@ -245,6 +247,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats_reply", kw_only=True):
     num_recomputed_tokens: int = 0
     busy_us: int = 0
     unshared_us: int = 0
+    num_parkings: int = 0
 
 
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,9 +27,11 @@ class RequestState(IntEnum):
     """Wants to run; holds nothing."""
     RUNNING = 2
     """Resident: holds a row and blocks."""
-    AT_CAP = 3
-    """Paused until its cap is raised; resident, unless others needed its blocks."""
-    FINISHED = 4
+    PARKED = 3
+    """Gave up its row and kept its blocks: a row is all it needs to go on where it was."""
+    AT_CAP = 4
+    """Paused until its cap is raised; resident or parked, unless others needed its blocks."""
+    FINISHED = 5
     """Over; holds its row and blocks only until the steps in flight that name it are applied."""
 
 
@@ -40,6 +42,7 @@ class Phase(IntEnum):
     PREFILL = 1
     DECODE = 2
     PREEMPTED = 3
+    PARKED = 4
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -60,6 +63,7 @@ class Request:
         high_water: the largest num_computed it has had.
         num_cached_tokens: found in the prefix cache at its first admission.
         row: its row in the runner while resident.
+        table: its blocks; with a table and no row it is parked.
         is_announced: the runner has been told of this row (`NewRow`).
         num_blocks_sent: leading blocks of the table that the runner has been told.
         prefix: what the last lookup in the prefix cache found, while it waits.

@@ -78,6 +78,7 @@ def _over_choices(timings: Sequence[Timings]) -> Timings:
         decode_us=max((each.decode_us for each in timings), default=0),
         preempted_us=max((each.preempted_us for each in timings), default=0),
         engine_us=sum(each.engine_us for each in timings),
+        parked_us=max((each.parked_us for each in timings), default=0),
     )
 
 

@@ -15,6 +15,7 @@ class Counters:
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_parkings: int = 0
     num_recomputed_tokens: int = 0
     busy_us: int = 0
     unshared_us: int = 0

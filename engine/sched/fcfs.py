@@ -34,7 +34,10 @@ class Fcfs:
         self.forget(request)
         self.admit(request)
 
-    def offers(self, budget: int) -> Offers:  # noqa: ARG002 - everybody asks for all; the scheduler cuts it
+    def parked(self, request: Request) -> None:
+        """Never happens: nobody is named by `yields_row`."""
+
+    def offers(self, budget: int, now_us: int) -> Offers:  # noqa: ARG002 - all ask for all; the scheduler cuts it
         prompts = []
         for request in self._resident.copy():
             num_wanted = request.num_wanted
@@ -55,6 +58,13 @@ class Fcfs:
 
     def revoke(self, request: Request, num_tokens: int) -> None:
         """Nothing was charged."""
+
+    def sealed(self) -> None:
+        """Nothing is kept from step to step."""
+
+    def yields_row(self, claimant: Request) -> Iterator[Request]:  # noqa: ARG002 - the port's signature
+        """Nobody is parked."""
+        return iter(())
 
     def victims(self, claimant: Request) -> Iterator[Request]:
         if claimant.row is None:

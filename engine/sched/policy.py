@@ -18,8 +18,8 @@ Offers = Generator[tuple[Request, int], int, None]
 class Policy(Protocol):
     """An order over requests.
 
-    It knows a request from `admit` to `forget`. In between the request waits (row is None) or is resident. A resident
-    one that is paused at its cap stays known; its `num_wanted` is 0.
+    It knows a request from `admit` to `forget`. In between the request waits (no row, no table), is resident, or is
+    parked (a table and no row). One that is paused at its cap stays known while it has its table; its `num_wanted` is 0.
     """
 
     def admit(self, request: Request) -> None:
@@ -31,27 +31,40 @@ class Policy(Protocol):
         ...
 
     def preempted(self, request: Request) -> None:
-        """The resident request has lost row and blocks for somebody else, and waits again."""
+        """The resident or parked request has lost what it held to somebody else, and waits again."""
         ...
 
-    def offers(self, budget: int) -> Offers:
+    def parked(self, request: Request) -> None:
+        """The resident request has lost its row to somebody else, and keeps its blocks."""
+        ...
+
+    def offers(self, budget: int, now_us: int) -> Offers:
         """The order of one step, made while it is asked for.
 
         What a request gets is charged to it at once. It may be less than offered, or nothing: the step's budget, free
-        rows and free blocks set the limit. A waiting request that gets any is resident from then on. The same
+        rows and free blocks set the limit. A waiting or parked one that gets any is resident from then on. The same
         request may be offered to again; its grants add up to one chunk. A resident one may have become a waiting
         one in the meantime (`preempted`). The generator is closed when the budget is used up; every grant is told
-        before that.
+        before that. What was offered stands with `sealed`; without it, all of it is revoked or there was nothing.
         """
+        ...
+
+    def sealed(self) -> None:
+        """The step that was offered last will run as granted."""
         ...
 
     def revoke(self, request: Request, num_tokens: int) -> None:
         """Of what the request got in the step being planned, this will not be computed after all."""
         ...
 
+    def yields_row(self, claimant: Request) -> Iterator[Request]:
+        """Resident requests that are to be parked for the claimant, which has no row while none is free; the first
+        first. Each is parked before the next is asked for; never the claimant itself."""
+        ...
+
     def victims(self, claimant: Request) -> Iterator[Request]:
-        """Resident requests that must yield row and blocks to the claimant (who has none if it waits), the first
-        first. Each is preempted before the next is asked for; never the claimant itself."""
+        """Resident or parked requests that must yield all they hold to the claimant (who has nothing if it waits), the
+        first first. Each is preempted before the next is asked for; never the claimant itself."""
         ...
 
     def set_weight(self, node_id: str, weight: int) -> None: ...

@@ -6,8 +6,10 @@ Knows nothing of order (`policy.py`), of tokens' meaning or of time. Its rules:
   for all its known tokens beside those promised to others (`kv_cache.py`), though it takes them chunk by chunk.
 - When something is short, the policy's victims yield one by one. A victim loses its row and blocks and computes its
   tokens again later, less what the prefix cache still has.
-- Only a plan made with nothing in flight may preempt. A plan made ahead that would have to is dropped instead: what it
-  granted is revoked, blocks and rows it gave out stay with their requests.
+- Where only a row is short, a resident that the policy names is parked: it keeps its blocks, and goes on later with any
+  row. Nothing is computed again.
+- Only a plan made with nothing in flight may preempt or park. A plan made ahead that would have to is dropped instead:
+  what it granted is revoked, blocks and rows it gave out stay with their requests.
 - A request that ends while a step in flight names its row keeps row and blocks until that step is applied.
 """
 
@@ -44,7 +46,7 @@ class _Draft:
 
 
 class _NeedsVictimError(Exception):
-    """A plan made ahead cannot go on without a preemption."""
+    """A plan made ahead cannot go on unless somebody gives something up."""
 
 
 class Scheduler:
@@ -64,7 +66,8 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._rows: list[Request | None] = [None] * max_sequences
         self._free_rows = list(reversed(range(max_sequences)))
-        self._paused: dict[Request, None] = {}  # resident and at their cap, the longest paused first
+        self._parked: dict[Request, None] = {}  # with a table and no row, whatever their state
+        self._paused: dict[Request, None] = {}  # with a table and at their cap, the longest paused first
         self._num_runnable = 0
         self._next_step_id = 0
 
@@ -87,17 +90,21 @@ class Scheduler:
 
     def resume(self, request: Request, now_us: int) -> None:
         """The cap of the paused request was raised."""
-        if request.row is None:
+        if request.table is None:
             request.enter(Phase.PREEMPTED, now_us)
             self.add(request)
             return
         del self._paused[request]
-        request.state = RequestState.RUNNING
+        if request.row is None:
+            request.state = RequestState.PARKED
+            request.enter(Phase.PARKED, now_us)
+        else:
+            request.state = RequestState.RUNNING
         self._num_runnable += 1
 
     def end(self, request: Request) -> None:
         """The request is over, whatever its state."""
-        if request.state in (RequestState.WAITING, RequestState.RUNNING):
+        if request.state in (RequestState.WAITING, RequestState.RUNNING, RequestState.PARKED):
             self._num_runnable -= 1
             self._policy.forget(request)
         elif request in self._paused:
@@ -105,7 +112,7 @@ class Scheduler:
             self._policy.forget(request)
         request.state = RequestState.FINISHED
         request.prefix.clear()
-        if request.row is not None and not request.num_in_flight:
+        if request.table is not None and not request.num_in_flight:
             self._vacate(request)
 
     def schedule(self, now_us: int, *, is_ahead: bool = False) -> Step | None:
@@ -167,16 +174,24 @@ class Scheduler:
             if request.state is RequestState.FINISHED and not request.num_in_flight:
                 raise IntegrityError(f"{request.request_id} is over and still holds row {row}")
             tables.append((request.table, request.num_computed))
+        for request in self._parked:
+            if request.row is not None or request.table is None:
+                raise IntegrityError(f"{request.request_id} is parked with row {request.row}, table {request.table}")
+            if request.num_in_flight or request.num_pending or request.num_scheduled != request.num_computed:
+                raise IntegrityError(f"{request.request_id} is parked while a step in flight names it")
+            if request.state not in (RequestState.PARKED, RequestState.AT_CAP):
+                raise IntegrityError(f"{request.request_id} is parked and {request.state.name}")
+            tables.append((request.table, request.num_computed))
         self._kv.check(tables)
 
     def _hand_out(self, draft: _Draft) -> None:
-        with closing(self._policy.offers(draft.budget)) as offers, suppress(StopIteration):
+        with closing(self._policy.offers(draft.budget, draft.now_us)) as offers, suppress(StopIteration):
             request, most = next(offers)
             while draft.budget:
                 request, most = offers.send(self._grant(draft, request, most))
 
     def _grant(self, draft: _Draft, request: Request, most: int) -> int:
-        if request.row is None and not self._let_in(draft, request):
+        if request.row is None and not self._seat(draft, request):
             return 0
         granted = draft.grants.get(request, 0)
         start = request.num_scheduled + granted
@@ -189,28 +204,70 @@ class Scheduler:
         draft.budget -= num_tokens
         return num_tokens
 
+    def _seat(self, draft: _Draft, request: Request) -> bool:
+        """A row for a request that has none."""
+        if request.table is None:
+            return self._let_in(draft, request)
+        if request.num_wanted <= 0 or not (self._free_rows or self._park_for(draft, request)):
+            return False
+        self._take_row(draft, request)
+        return True
+
     def _let_in(self, draft: _Draft, request: Request) -> bool:
         preemptions = self._preemptions(draft, request)
-        while (table := self._allocate(request)) is None:
+        while (table := self._allocate(draft, request)) is None:
             if next(preemptions, None) is None:
                 return False
         num_found = len(request.prefix) * self._kv.block_tokens
-        request.row = self._free_rows.pop()
-        self._rows[request.row] = request
         request.table, request.prefix = table, []
-        request.state = RequestState.RUNNING
         request.num_computed = request.num_scheduled = num_found
         if request.phase is Phase.QUEUE:
             request.high_water = request.num_cached_tokens = num_found
             self._counters.num_cached_tokens += num_found
-        request.enter(Phase.DECODE if request.num_output_tokens else Phase.PREFILL, draft.now_us)
+        self._take_row(draft, request)
         return True
 
-    def _allocate(self, request: Request) -> BlockTable | None:
+    def _take_row(self, draft: _Draft, request: Request) -> None:
+        self._parked.pop(request, None)
+        request.row = self._free_rows.pop()
+        self._rows[request.row] = request
+        request.state = RequestState.RUNNING
+        request.enter(Phase.DECODE if request.num_output_tokens else Phase.PREFILL, draft.now_us)
+
+    def _allocate(self, draft: _Draft, request: Request) -> BlockTable | None:
+        """A table, and a free row to go with it. Nobody is parked for a request whose blocks are not to be had."""
         if not self._free_rows:
-            return None
+            if next(self._policy.yields_row(request), None) is None:
+                return None
+            if draft.is_ahead:
+                raise _NeedsVictimError
         self._kv.lookup(request.token_ids, request.cache_salt, request.prefix)
-        return self._kv.allocate(request.token_ids, request.cache_salt, request.prefix)
+        table = self._kv.allocate(request.token_ids, request.cache_salt, request.prefix)
+        if table is None or self._free_rows or self._park_for(draft, request):
+            return table
+        self._kv.free(table)
+        return None
+
+    def _park_for(self, draft: _Draft, claimant: Request) -> bool:
+        """Free a row for the claimant if the policy names anybody who is to yield it."""
+        for holder in self._policy.yields_row(claimant):
+            if draft.is_ahead:
+                raise _NeedsVictimError
+            self._park(draft, holder)
+            return True
+        return False
+
+    def _park(self, draft: _Draft, holder: Request) -> None:
+        assert holder.row is not None, "parked without a row"
+        assert not holder.num_in_flight, "parked while a step in flight names it"
+        self._take_back(draft, holder)
+        self._counters.num_parkings += 1
+        self._give_up_row(holder)
+        self._parked[holder] = None
+        if holder.state is RequestState.RUNNING:
+            holder.state = RequestState.PARKED
+            holder.enter(Phase.PARKED, draft.now_us)
+        self._policy.parked(holder)
 
     def _cover(self, draft: _Draft, request: Request, num_tokens: int) -> int:
         """Extend the request's table to so many tokens, or to as many as blocks can be had for; returns how many."""
@@ -234,10 +291,7 @@ class Scheduler:
 
     def _preempt(self, draft: _Draft, victim: Request) -> None:
         assert not victim.num_in_flight, "preempted while a step in flight names it"
-        granted = draft.grants.pop(victim, 0)
-        if granted:
-            draft.budget += granted
-            self._policy.revoke(victim, granted)
+        self._take_back(draft, victim)
         self._counters.num_preemptions += 1
         self._vacate(victim)
         if victim in self._paused:
@@ -248,14 +302,30 @@ class Scheduler:
         victim.enter(Phase.PREEMPTED, draft.now_us)
         self._policy.preempted(victim)
 
+    def _take_back(self, draft: _Draft, request: Request) -> None:
+        """What the draft grants to the request."""
+        granted = draft.grants.pop(request, 0)
+        if granted:
+            draft.budget += granted
+            self._policy.revoke(request, granted)
+
     def _vacate(self, request: Request) -> None:
-        assert request.row is not None, "only residents have something to give back"
-        assert request.table is not None, "a row without a table"
+        assert request.table is not None, "only who holds blocks has something to give back"
         self._kv.free(request.table)
+        request.table = None
+        request.num_computed = request.num_scheduled = 0
+        if request.row is None:
+            del self._parked[request]
+        else:
+            self._give_up_row(request)
+
+    def _give_up_row(self, request: Request) -> None:
+        """The runner is to be told everything anew when the request gets another one."""
+        assert request.row is not None, "nothing to give up"
         self._rows[request.row] = None
         self._free_rows.append(request.row)
-        request.row = request.table = None
-        request.num_computed = request.num_scheduled = request.num_blocks_sent = 0
+        request.row = None
+        request.num_blocks_sent = 0
         request.is_announced = False
 
     def _seal(self, draft: _Draft) -> Step:
@@ -292,6 +362,7 @@ class Scheduler:
             request.num_scheduled = start + num_tokens
             request.num_pending += samples
             request.num_in_flight += 1
+        self._policy.sealed()
         self._counters.num_steps += 1
         self._next_step_id += 1
         plan = StepPlan(step_id=self._next_step_id, new_rows=tuple(new_rows), chunks=tuple(chunks))

@@ -37,13 +37,23 @@ class StaticBatches:
     def preempted(self, request: Request) -> None:
         self._batch.preempted(request)
 
-    def offers(self, budget: int) -> Offers:
+    def parked(self, request: Request) -> None:
+        """Never happens: nobody is named by `yields_row`."""
+
+    def offers(self, budget: int, now_us: int) -> Offers:
         while self._waiting and not self._members:
             self._form_batch()
-        yield from self._batch.offers(budget)
+        yield from self._batch.offers(budget, now_us)
 
     def revoke(self, request: Request, num_tokens: int) -> None:
         """Nothing was charged."""
+
+    def sealed(self) -> None:
+        """Nothing is kept from step to step."""
+
+    def yields_row(self, claimant: Request) -> Iterator[Request]:  # noqa: ARG002 - the port's signature
+        """Nobody is parked."""
+        return iter(())
 
     def victims(self, claimant: Request) -> Iterator[Request]:
         return self._batch.victims(claimant)

@@ -34,7 +34,12 @@ class ChaosPolicy:
         assert request in self._known
         assert request.row is None
 
-    def offers(self, budget: int) -> Offers:
+    def parked(self, request: Request) -> None:
+        assert request in self._known
+        assert request.row is None
+        assert request.table is not None
+
+    def offers(self, budget: int, now_us: int) -> Offers:
         for _ in range(self._random.randint(1, 3)):
             for request in self._random.sample(self._known, len(self._known)):
                 if request not in self._known:
@@ -48,8 +53,16 @@ class ChaosPolicy:
         self.charged[request] -= num_tokens
         assert self.charged[request] >= 0
 
+    def sealed(self) -> None:
+        """Whims keep nothing."""
+
+    def yields_row(self, claimant: Request) -> Iterator[Request]:
+        assert claimant.row is None
+        holders = [r for r in self._known if r.row is not None and r is not claimant]
+        return iter(self._random.sample(holders, self._random.randint(0, min(1, len(holders)))))
+
     def victims(self, claimant: Request) -> Iterator[Request]:
-        resident = [r for r in self._known if r.row is not None and r is not claimant]
+        resident = [r for r in self._known if r.table is not None and r is not claimant]
         return iter(self._random.sample(resident, self._random.randint(0, len(resident))))
 
     def set_weight(self, node_id: str, weight: int) -> None:

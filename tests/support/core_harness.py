@@ -247,8 +247,8 @@ class CoreHarness:
                 self.now_us if output.token_ids else before_us if output.finish == "deadline" else answer.ended_us
             )
             assert ended_us is not None
-            assert min(parts.queue_us, parts.prefill_us, parts.decode_us, parts.preempted_us) >= 0
-            assert parts.queue_us + parts.prefill_us + parts.decode_us + parts.preempted_us == (
+            assert min(parts.queue_us, parts.prefill_us, parts.decode_us, parts.preempted_us, parts.parked_us) >= 0
+            assert parts.queue_us + parts.prefill_us + parts.decode_us + parts.preempted_us + parts.parked_us == (
                 ended_us - answer.arrival_us
             )
 

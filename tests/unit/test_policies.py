@@ -61,7 +61,7 @@ def seat(policy: Fcfs, requests: list[Request]) -> None:
     """Let the policy believe that these run."""
     for each in requests:
         policy.admit(each)
-    offers = policy.offers(1000)
+    offers = policy.offers(1000, 0)
     next(offers)
     for i, each in enumerate(requests):
         each.row, each.state = i, RequestState.RUNNING
@@ -92,7 +92,7 @@ def test_fcfs_offers_to_a_request_preempted_in_this_very_step_only_at_its_place_
     oldest, victim, newcomer = request(0, num_tokens), request(1, num_tokens), request(2, num_tokens)
     seat(policy, [oldest, victim])
     policy.admit(newcomer)
-    offers = policy.offers(1000)
+    offers = policy.offers(1000, 0)
 
     assert next(offers) == (oldest, num_tokens)
     unseat(policy, victim)

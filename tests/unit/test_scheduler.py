@@ -159,7 +159,7 @@ class Quanta(Fcfs):
     def preempted(self, request: Request) -> None:
         """It stays known."""
 
-    def offers(self, budget: int) -> Offers:
+    def offers(self, budget: int, now_us: int) -> Offers:
         is_anyone_served = True
         while is_anyone_served:
             is_anyone_served = False
@@ -204,7 +204,7 @@ def test_charges_are_taken_back_when_a_plan_made_ahead_is_dropped_or_a_victim_wa
 class YoungestFirst(Quanta):
     """Offers whole gaps, the youngest first; who is older may still take their blocks."""
 
-    def offers(self, budget: int) -> Offers:
+    def offers(self, budget: int, now_us: int) -> Offers:
         for each in reversed(self.known[:]):
             granted = yield each, each.num_wanted
             self.charged[each.request_id] = self.charged.get(each.request_id, 0) + granted
