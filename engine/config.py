@@ -10,7 +10,7 @@ from engine.errors import ConfigError
 BLOCK_TOKENS = 16
 """Tokens in one KV block; fixed, so that a block is one contiguous byte range over its layers."""
 
-POLICIES = ("fcfs", "static")
+POLICIES = ("fair", "fcfs", "static")
 DEVICES = ("cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float32")
 
@@ -24,7 +24,8 @@ class EngineConfig:
         model_name: the name under which the model is served.
         device: ``cpu`` or ``cuda``.
         dtype: of weights and KV; ``auto`` is bfloat16.
-        policy: who gets the next tokens; ``fcfs`` is arrival order, ``static`` whole batches (for comparison only).
+        policy: who gets the next tokens; ``fair`` goes by weight, ``fcfs`` is arrival order, ``static`` whole batches (for
+            comparison only).
         max_sequences: sequence slots: requests that may be resident in one step.
         max_step_tokens: token budget of a step (prefill and decode together).
         max_model_len: the window; None takes the model's own.

@@ -85,7 +85,7 @@ class EngineCore:
         )
         self._counters = Counters()
         self._kv = KVCache(runner.num_blocks, config.block_tokens, PrefixCache() if config.prefix_cache else None)
-        self._policy = policy if policy is not None else make_policy(config)
+        self._policy = policy if policy is not None else make_policy(config, self._kv)
         self._scheduler = Scheduler(
             self._policy,
             self._kv,

@@ -1,0 +1,94 @@
+"""Who is known to the policy and where each stands: seeking a row, resident, or parked while paused."""
+
+from __future__ import annotations
+
+from engine.request import Request, RequestState
+from engine.sched.fair.claims import Claims
+from engine.sched.fair.tree import KEY_LEVELS, Entry, Tree
+
+
+class Roster:
+    """Entries by request. Tree and claims are told of every change.
+
+    Attributes:
+        residents: in the order in which they got their rows.
+        parked: with blocks and no row, those paused at their cap among them.
+        new: rule R1; who has ceased to be new is dropped by `expire_new`.
+    """
+
+    def __init__(self, tree: Tree, claims: Claims) -> None:
+        self.entries: dict[Request, Entry] = {}
+        self.residents: dict[Entry, None] = {}
+        self.parked: dict[Entry, None] = {}
+        self.new: dict[Entry, None] = {}
+        self._dormant: dict[Entry, None] = {}  # parked and paused
+        self._tree = tree
+        self._claims = claims
+
+    def admit(self, request: Request) -> None:
+        entry = self._tree.enter(request)
+        self.entries[request] = entry
+        # A session is no place to be new in: anybody can open as many as he likes.
+        above = entry.leaf.path[:KEY_LEVELS]
+        if not request.num_output_tokens and any(not n.num_seekers and not n.is_backlogged for n in above):
+            entry.is_new = True
+            self.new[entry] = None
+        self._seek(entry)
+
+    def forget(self, request: Request) -> None:
+        entry = self.entries.pop(request)
+        self._leave_place(entry)
+        self.new.pop(entry, None)
+        self._tree.leave(entry)
+
+    def preempted(self, request: Request) -> Entry:
+        entry = self.entries[request]
+        self._leave_place(entry)
+        self._seek(entry)
+        return entry
+
+    def park(self, request: Request) -> Entry:
+        entry = self.entries[request]
+        self._leave_place(entry)
+        self.parked[entry] = None
+        if request.state is RequestState.PARKED:
+            self._seek(entry)
+        else:
+            self._dormant[entry] = None
+        return entry
+
+    def seat(self, entry: Entry, step: int) -> None:
+        self._tree.stop_seeking(entry)
+        self._tree.take_row(entry)
+        self._claims.seated(entry)
+        self.parked.pop(entry, None)
+        self.residents[entry] = None
+        entry.seated_at = step
+
+    def wake_resumed(self) -> None:
+        """Parked requests whose cap has been raised in the meantime seek a row again."""
+        for entry in [entry for entry in self._dormant if entry.request.state is RequestState.PARKED]:
+            del self._dormant[entry]
+            self._seek(entry)
+
+    def expire_new(self, most_served_us: int) -> None:
+        """Nobody is new after its first token, or after so much service."""
+        for entry in list(self.new):
+            request = entry.request
+            if request.num_known > request.num_prompt_tokens or entry.served_us > most_served_us:
+                entry.is_new = False
+                del self.new[entry]
+
+    def _seek(self, entry: Entry) -> None:
+        self._tree.seek(entry)
+        self._claims.changed(entry.leaf)
+
+    def _leave_place(self, entry: Entry) -> None:
+        if entry.is_resident:
+            self._tree.give_row(entry)
+            del self.residents[entry]
+            self._claims.changed(entry.leaf)
+        if entry.is_seeking:
+            self._tree.stop_seeking(entry)
+        self.parked.pop(entry, None)
+        self._dormant.pop(entry, None)

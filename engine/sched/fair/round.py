@@ -1,0 +1,289 @@
+"""The planning of one step: who is served, in which order, how much. Told what was granted, it keeps the step's books.
+
+The decodes inside the wide window come first; then one walk hands out prompts and what decodes are left, a quantum at
+a time. Where nothing is contended, which is most of the time, every decode gets its token and nothing is compared.
+"""
+
+from __future__ import annotations
+
+from engine.request import RequestState
+from engine.sched.fair.order import rank
+from engine.sched.fair.shop import Shop
+from engine.sched.fair.slots import find_yielder, is_borrower
+from engine.sched.fair.tree import Entry, Node
+from engine.sched.fair.virtual_time import charge
+from engine.sched.policy import Offers
+
+
+class Round:
+    """One step in the making.
+
+    Args:
+        number: of this step, never used before.
+
+    Attributes:
+        granted: who got something, the first first.
+        demand: residents that wanted something at the start.
+        is_short: rule R2.
+    """
+
+    def __init__(self, shop: Shop, number: int, now_us: int) -> None:
+        self.granted: dict[Entry, None] = {}
+        self.demand: list[Entry] = []
+        self.number = number
+        self.now_us = now_us
+        self.is_short = False
+        self.spent_us = 0
+        self._shop = shop
+        self._roster = shop.roster
+        self._cost = shop.cost
+        self._target_us = shop.promises.target_us(now_us)
+        self._quantum_us = max(1, self._target_us // shop.parameters.quanta_per_step)
+        self._limit_us = max(1, self._target_us - shop.cost.fixed_us, self._target_us // 4)
+        self._window_us = shop.parameters.window_steps * self._target_us
+        self.lag_us = shop.parameters.lag_steps * self._target_us
+        self._window = shop.make_window(number, self.lag_us)
+        self._pool: list[Entry] = []  # in the order of the window
+        self._sat_out: dict[Entry, None] = {}
+        self._num_refused = 0
+        self._takes_newcomers = True  # False once the blocks for one were not to be had
+
+    # --- the order ----------------------------------------------------------------------------------------------------
+
+    def offers(self) -> Offers:
+        self._roster.wake_resumed()
+        self._roster.expire_new(self._window_us)
+        self._shop.claims.start(self.number)
+        decodes, prompts = self._residents()
+        seekers = self._first_seekers()
+        work_us = sum([self._span_us(entry, 1) for entry in decodes])
+        if not prompts and not seekers and work_us <= self._limit_us:
+            for entry in decodes:
+                self._took(entry, (yield entry.request, 1))
+            return
+        for entry in decodes:
+            self._window.add(entry)
+        self._pool_up(prompts + seekers)
+        newcomers_us = self._shorten(decodes)
+        yield from self._serve_decodes(decodes, newcomers_us)
+        yield from self._walk()
+        if not self.granted:
+            for entry in list(self._sat_out):
+                if entry.is_resident:
+                    self._took(entry, (yield entry.request, 1))
+
+    def _residents(self) -> tuple[list[Entry], list[Entry]]:
+        decodes: list[Entry] = []
+        prompts: list[Entry] = []
+        for entry in self._roster.residents:
+            if self._begin(entry):
+                self.demand.append(entry)
+                (decodes if entry.is_decode else prompts).append(entry)
+        return decodes, prompts
+
+    def _begin(self, entry: Entry) -> bool:
+        """Set the entry up for this step; False if it wants nothing."""
+        request = entry.request
+        entry.step, entry.granted, entry.charged_us = self.number, 0, 0
+        entry.is_pooled = False
+        if request.table is None:
+            entry.start = self._shop.num_cached_tokens(request)
+            entry.left = request.num_known - entry.start
+        else:
+            entry.start, entry.left = request.num_scheduled, request.num_wanted
+        entry.is_decode = entry.left == 1 and entry.start >= request.num_prompt_tokens
+        return entry.left > 0
+
+    def _first_seekers(self) -> list[Entry]:
+        """Those that are next in the deal for slots, and the new ones."""
+        root, look = self._shop.tree.root, self._shop.parameters.look
+        if not root.num_seekers:
+            return []
+        found = dict.fromkeys(self._shop.claims.deal(root, look, look))
+        num_new = 0
+        for entry in self._roster.new:
+            if num_new == look:
+                break
+            if entry.is_seeking:
+                num_new += 1
+                found[entry] = None
+        return [entry for entry in found if self._begin(entry)]
+
+    def _pool_up(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            entry.is_pooled = True
+            self._window.add(entry)
+        self._pool.extend(entries)
+        self._pool.sort(key=self._rank)
+
+    def _rank(self, entry: Entry) -> tuple[bool, bool, int, int, int]:
+        return rank(entry, self.now_us, self._span_us(entry, entry.left), entry.start)
+
+    def _shorten(self, decodes: list[Entry]) -> int:
+        """Rule R2. The work of the newcomers for whom the step is made short, or 0."""
+        works = sorted((self._span_us(e, e.left), e.request.arrival, e) for e in self._pool if e.is_new)
+        total_us = 0
+        spared: set[Node] = set()
+        for work_us, _, entry in works:
+            if total_us + work_us > self._limit_us:
+                break
+            total_us += work_us
+            spared.update(entry.leaf.path)
+        fixed_us = self._cost.fixed_us
+        limit_us = (fixed_us + total_us) * 5 // 4 - fixed_us
+        if not total_us or limit_us >= self._limit_us or not self._shop.credit.is_enough:
+            return 0
+        self.is_short = True
+        self._limit_us = max(limit_us, total_us)
+        shop = self._shop
+        for entry in decodes:
+            if entry.num_sat_out < shop.parameters.most_sat_out and is_borrower(entry, shop.max_sequences, spared):
+                self._sat_out[entry] = None
+                self._window.remove(entry)
+        return total_us
+
+    def _serve_decodes(self, decodes: list[Entry], newcomers_us: int) -> Offers:
+        parameters = self._shop.parameters
+        width_us = self._window_us + self.lag_us
+        limit_us = self._limit_us
+        if newcomers_us:
+            limit_us -= newcomers_us
+        elif self._pool:
+            limit_us = limit_us * (100 - parameters.reserve_percent) // 100
+        eligible: list[Entry] = []
+        later: list[Entry] = []
+        for entry in decodes:
+            if entry not in self._sat_out:
+                (eligible if self._window.holds(entry, width_us) else later).append(entry)
+        eligible.sort(key=_sat_out_longest)
+        for entry in eligible:
+            if not entry.is_resident:  # parked for somebody in this very step
+                self._window.remove(entry)
+                continue
+            is_due = entry.num_sat_out >= parameters.most_sat_out
+            if not is_due and self.spent_us + self._span_us(entry, 1) > limit_us:
+                later.append(entry)
+                continue
+            self._window.remove(entry)
+            self._took(entry, (yield entry.request, 1))
+        for entry in later:
+            self._window.remove(entry)
+        self._pool_up([entry for entry in later if entry.is_resident])
+
+    def _walk(self) -> Offers:
+        while self.spent_us < self._limit_us or not self.granted:
+            if not self._pool and not self._refill():
+                return
+            entry = next(e for e in self._pool if self._window.holds(e, self._window_us))
+            size = self._slice(entry)
+            if not size or (not entry.is_resident and not self._may_seat(entry)):
+                self._drop(entry)
+                continue
+            num_tokens = yield entry.request, size
+            if entry.is_pooled and not entry.is_resident and entry.request.row is None:
+                self._refused(entry)
+            self._took(entry, num_tokens)
+            if entry.is_pooled and (num_tokens < size or not entry.left):
+                self._drop(entry)
+
+    def _refill(self) -> bool:
+        shop = self._shop
+        if not shop.tree.root.num_seekers or self._num_refused >= shop.parameters.most_refused_claims:
+            return False
+        dealt = shop.claims.deal(shop.tree.root, shop.parameters.look, shop.parameters.look)
+        self._pool_up([entry for entry in dealt if entry.step != self.number and self._begin(entry)])
+        return bool(self._pool) or (bool(dealt) and self._refill())
+
+    def _slice(self, entry: Entry) -> int:
+        """A quantum of the entry's work, or what still fits into the step; at least one token if nobody has any."""
+        if entry.is_decode:
+            fits = self.spent_us + self._span_us(entry, 1) <= self._limit_us
+            return 1 if fits or not self.granted else 0
+        room_us = self._limit_us - self.spent_us
+        size = self._num_within(entry, min(self._quantum_us, room_us))
+        if size < self._shop.parameters.least_quantum_tokens:
+            size = min(self._num_within(entry, room_us), self._shop.parameters.least_quantum_tokens)
+        return size or int(not self.granted)
+
+    def _may_seat(self, entry: Entry) -> bool:
+        """There is a row for the request, or somebody who yields one; and blocks have not run out before it."""
+        shop = self._shop
+        if self._num_refused >= shop.parameters.most_refused_claims:
+            return False
+        if entry.request.table is None and not self._takes_newcomers and entry.request is not shop.senior:
+            return False
+        if len(self._roster.residents) < shop.max_sequences or self.yielder(entry) is not None:
+            return True
+        self._num_refused += 1
+        return False
+
+    def _refused(self, entry: Entry) -> None:
+        """No row though there was one to be had: the blocks are short. Nobody passes this request until it is in."""
+        self._num_refused += 1
+        if entry.request.table is None and self._takes_newcomers:
+            self._takes_newcomers = False
+            self._shop.senior = entry.request
+
+    def yielder(self, claimant: Entry) -> Entry | None:
+        """Who is to be parked for the claimant."""
+        for entry in self._roster.residents:
+            if entry.request.state is RequestState.AT_CAP and not entry.request.num_in_flight:
+                return entry
+        return find_yielder(claimant, self.lag_us, lambda entry: entry.seated_at != self.number)
+
+    # --- the books ----------------------------------------------------------------------------------------------------
+
+    def _took(self, entry: Entry, num_tokens: int) -> None:
+        request = entry.request
+        if not entry.is_resident and request.row is not None:
+            self._roster.seat(entry, self.number)
+            entry.start, entry.left = request.num_scheduled, request.num_wanted
+            self.demand.append(entry)
+        if num_tokens:
+            self._book(entry, num_tokens)
+            self.granted[entry] = None
+
+    def _book(self, entry: Entry, num_tokens: int) -> None:
+        """Charge a grant, or give a part of it back if num_tokens is negative."""
+        request = entry.request
+        end = entry.start + entry.granted
+        low, high = (end, end + num_tokens) if num_tokens > 0 else (end + num_tokens, end)
+        sign = 1 if num_tokens > 0 else -1
+        self.spent_us += sign * self._cost.marginal_us(low, high, request.num_prompt_tokens)
+        useful = max(low, min(high, request.high_water))
+        cost_us = sign * self._cost.marginal_us(useful, high, request.num_prompt_tokens)
+        entry.granted += num_tokens
+        entry.left -= num_tokens
+        entry.charged_us += cost_us
+        entry.served_us += cost_us
+        charge(entry.leaf, cost_us)
+
+    def revoke(self, entry: Entry, num_tokens: int) -> None:
+        self._book(entry, -num_tokens)
+        self._window.gave_back(entry)
+        self._shop.claims.changed(entry.leaf)
+        if not entry.granted:
+            self.granted.pop(entry, None)
+
+    def lost_row(self, entry: Entry) -> None:
+        """Preempted or parked in this step: it is not served any more in it."""
+        self._shop.claims.pass_over(entry)
+        if entry.is_pooled:
+            self._drop(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        entry.is_pooled = False
+        self._pool.remove(entry)
+        self._window.remove(entry)
+
+    def _span_us(self, entry: Entry, num_tokens: int) -> int:
+        start = entry.start + entry.granted
+        return self._cost.marginal_us(start, start + num_tokens, entry.request.num_prompt_tokens)
+
+    def _num_within(self, entry: Entry, budget_us: int) -> int:
+        start = entry.start + entry.granted
+        return self._cost.num_tokens_within(budget_us, start, start + entry.left, entry.request.num_prompt_tokens)
+
+
+def _sat_out_longest(entry: Entry) -> int:
+    return -entry.num_sat_out

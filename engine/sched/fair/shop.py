@@ -1,0 +1,37 @@
+"""What all steps of one policy share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.request import Request
+from engine.sched.cost import CostModel
+from engine.sched.fair.claims import Claims
+from engine.sched.fair.parameters import FairParameters
+from engine.sched.fair.promises import Credit, Promises
+from engine.sched.fair.roster import Roster
+from engine.sched.fair.tree import Tree
+from engine.sched.fair.window import Window
+
+
+@dataclass(slots=True, kw_only=True)
+class Shop:
+    """The standing parts of the policy.
+
+    Attributes:
+        num_cached_tokens: leading tokens of a waiting request that need not be computed.
+        senior: waits for blocks; no newcomer is let in before it.
+    """
+
+    parameters: FairParameters
+    cost: CostModel
+    max_sequences: int
+    tree: Tree
+    claims: Claims
+    roster: Roster
+    promises: Promises
+    credit: Credit
+    make_window: Callable[[int, int], Window]
+    num_cached_tokens: Callable[[Request], int]
+    senior: Request | None = None

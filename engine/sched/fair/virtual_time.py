@@ -1,0 +1,36 @@
+"""Virtual time: service by weight, exact for the usual weights, and the clock of each family of siblings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.sched.fair.tree import Node
+
+SCALE = 144_403_552_893_600
+"""Parts of a microsecond: the least common multiple of 1 .. 32, so that service divides by the usual weights without a
+rest, and twice the weights give the very same order."""
+
+
+def charge(leaf: Node, cost_us: int) -> None:
+    """The cost, or a negative one that gives back, is booked on the whole path: the same at all levels."""
+    scaled = cost_us * SCALE
+    for node in leaf.path:
+        node.service += scaled
+
+
+def forgive(node: Node, lag_us: int) -> None:
+    """A child with requests that is not backlogged keeps at most so much service of lag behind its siblings' clock."""
+    assert node.parent is not None, "the root has no siblings"
+    if not node.is_backlogged:
+        node.service = max(node.service, node.parent.clock * node.weight - lag_us * SCALE)
+
+
+def advance(parent: Node, backlogged: Iterable[Node], served: Iterable[Node]) -> None:
+    """Move the children's clock: to the smallest backlogged one, or, with nobody backlogged, to the largest served.
+
+    It never goes back.
+    """
+    v = min((node.v for node in backlogged), default=-1)
+    if v < 0:
+        v = max((node.v for node in served), default=0)
+    parent.clock = max(parent.clock, v)
