@@ -44,6 +44,7 @@ class Round:
         self.lag_us = shop.parameters.lag_steps * self._target_us
         self._window = shop.make_window(number, self.lag_us)
         self._pool: list[Entry] = []  # in the order of the window
+        self._hurried: dict[Entry, None] = {}  # newcomers whose prompts this step can finish
         self._sat_out: dict[Entry, None] = {}
         self._num_refused = 0
         self._takes_newcomers = True  # False once the blocks for one were not to be had
@@ -116,8 +117,8 @@ class Round:
         self._pool.extend(entries)
         self._pool.sort(key=self._rank)
 
-    def _rank(self, entry: Entry) -> tuple[bool, bool, int, int, int]:
-        return rank(entry, self.now_us, self._span_us(entry, entry.left), entry.start)
+    def _rank(self, entry: Entry) -> tuple[bool, tuple[bool, bool, int, int, int]]:
+        return entry not in self._hurried, rank(entry, self.now_us, self._span_us(entry, entry.left), entry.start)
 
     def _shorten(self, decodes: list[Entry]) -> int:
         """Rule R2. The work of the newcomers for whom the step is made short, or 0."""
@@ -128,7 +129,9 @@ class Round:
             if total_us + work_us > self._limit_us:
                 break
             total_us += work_us
+            self._hurried[entry] = None
             spared.update(entry.leaf.path)
+        self._pool.sort(key=self._rank)
         fixed_us = self._cost.fixed_us
         limit_us = (fixed_us + total_us) * 5 // 4 - fixed_us
         if not total_us or limit_us >= self._limit_us or not self._shop.credit.is_enough:
