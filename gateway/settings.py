@@ -155,8 +155,8 @@ class EngineSettings(Section):
     """Number format of weights and KV cache; `auto` is bfloat16, or float32 on a CPU that would have to emulate it."""
 
     policy: Literal["fair", "fcfs", "static"] = "fcfs"
-    """Who gets the next tokens: `fair` goes by the weights of teams; `fcfs` is arrival order; `static` runs whole batches
-    and exists for comparison only."""
+    """Who gets the next tokens: `fair` goes by the weights of teams; `fcfs` is arrival order; `static` runs whole
+    batches and exists for comparison only."""
 
     max_sequences: int = Field(default=64, ge=1)
     """Sequence slots: requests that may be resident in one step."""

@@ -19,7 +19,8 @@ class Policy(Protocol):
     """An order over requests.
 
     It knows a request from `admit` to `forget`. In between the request waits (no row, no table), is resident, or is
-    parked (a table and no row). One that is paused at its cap stays known while it has its table; its `num_wanted` is 0.
+    parked (a table and no row). One that is paused at its cap stays known while it has its table; its `num_wanted` is
+    0.
     """
 
     def admit(self, request: Request) -> None:

@@ -65,7 +65,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.harness = CoreHarness(**configuration, policy=self.policy)
 
     def make_policy(self, data: st.DataObject) -> str | Policy:
-        return data.draw(st.sampled_from(["fcfs", "fcfs", "static"]))
+        return data.draw(st.sampled_from(["fair", "fair", "fcfs", "static"]))
 
     def _unfinished(self) -> list[str]:
         return sorted({key for (key, _), answer in self.harness.answers.items() if answer.finish is None})

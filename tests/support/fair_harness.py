@@ -24,7 +24,11 @@ from engine.sched.scheduler import Scheduler, Step
 from engine.stats import Counters
 
 COST = CostModel(
-    fixed_us=5_000, prefill_token_ns=300_000, prefill_context_ps=20_000, decode_token_ns=400_000, decode_context_ps=40_000
+    fixed_us=5_000,
+    prefill_token_ns=300_000,
+    prefill_context_ps=20_000,
+    decode_token_ns=400_000,
+    decode_context_ps=40_000,
 )
 
 NodePath = tuple[str, ...]
@@ -160,7 +164,7 @@ class FairHarness:
 
         Asked before the next step: what a step sampled is work that came after it.
         """
-        granted = {r: c for r, c in zip(self.steps[-1].requests, self.steps[-1].plan.chunks, strict=True)}
+        granted = dict(zip(self.steps[-1].requests, self.steps[-1].plan.chunks, strict=True))
         found: set[NodePath] = set()
         for seen in self.seen.values():
             request = seen.request
@@ -171,9 +175,7 @@ class FairHarness:
         return found
 
     def _count(self, request: Request, start: int, end: int) -> None:
-        cost_us = self.cost.marginal_us(
-            max(start, min(end, request.high_water)), end, request.num_prompt_tokens
-        )
+        cost_us = self.cost.marginal_us(max(start, min(end, request.high_water)), end, request.num_prompt_tokens)
         assert cost_us >= 0
         self.seen[request.request_id].served_us += cost_us
         for names in prefixes(names_of(request)):

@@ -34,9 +34,7 @@ class Promises:
 
     def _is_present(self, name: RequestClass, now_us: int) -> bool:
         last_ran_us = self._last_ran_us.get(name)
-        return bool(self._num_requests[name]) or (
-            last_ran_us is not None and now_us - last_ran_us < self._linger_us
-        )
+        return bool(self._num_requests[name]) or (last_ran_us is not None and now_us - last_ran_us < self._linger_us)
 
 
 class Credit:

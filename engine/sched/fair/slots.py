@@ -35,7 +35,9 @@ def find_yielder(claimant: Entry, lag_us: int, may_yield: Callable[[Entry], bool
 def _giver(parent: Node, claimant: Node, lag_us: int, may_yield: Callable[[Entry], bool]) -> Node | None:
     weight, num_rows = claimant.weight, claimant.num_rows
     above = [
-        node for node in parent.holders if node is not claimant and node.num_rows * weight > (num_rows + 1) * node.weight
+        node
+        for node in parent.holders
+        if node is not claimant and node.num_rows * weight > (num_rows + 1) * node.weight
     ]
     above.sort(key=_most_rows)
     for node in above:

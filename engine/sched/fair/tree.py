@@ -231,6 +231,6 @@ class Tree:
     def _full_path(self, path: tuple[PathNode, ...], request_class: RequestClass) -> tuple[PathNode, ...]:
         """Always org, team, class, key, session; what a path does not name has an empty id."""
         org, team, key = (path[i] if i < len(path) else PathNode("") for i in range(3))
-        session = PathNode("\n".join([each.id for each in path[3:]]), path[-1].weight if len(path) > 3 else 1)  # noqa: PLR2004
+        session = PathNode("\n".join([each.id for each in path[3:]]), path[-1].weight if len(path) > 3 else 1)
         of_class = PathNode(f"{team.id}:{request_class}", self._class_weights[request_class])
         return org, team, of_class, key, session
