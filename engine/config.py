@@ -24,8 +24,8 @@ class EngineConfig:
         model_name: the name under which the model is served.
         device: ``cpu`` or ``cuda``.
         dtype: of weights and KV; ``auto`` is bfloat16.
-        policy: who gets the next tokens; ``fair`` goes by weight, ``fcfs`` is arrival order, ``static`` whole batches (for
-            comparison only).
+        policy: who gets the next tokens; ``fair`` goes by weight, ``fcfs`` is arrival order, ``static`` whole batches
+            (for comparison only).
         max_sequences: sequence slots: requests that may be resident in one step.
         max_step_tokens: token budget of a step (prefill and decode together).
         max_model_len: the window; None takes the model's own.

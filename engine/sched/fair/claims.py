@@ -54,7 +54,7 @@ def num_left(node: Node, look: int) -> int:
 
 
 class HeapClaims:
-    """A `Claims` that never visits a node which is not dealt to. Keys in its heaps are never larger than the true ones."""
+    """A `Claims` that never visits a node which is not dealt to. No key in its heaps is larger than the true one."""
 
     def __init__(self) -> None:
         self._step = 0

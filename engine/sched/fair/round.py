@@ -57,10 +57,14 @@ class Round:
         self._shop.claims.start(self.number)
         decodes, prompts = self._residents()
         seekers = self._first_seekers()
-        work_us = sum([self._span_us(entry, 1) for entry in decodes])
-        if not prompts and not seekers and work_us <= self._limit_us:
-            for entry in decodes:
-                self._took(entry, (yield entry.request, 1))
+        costs_us = [self._span_us(entry, 1) for entry in decodes]
+        if not prompts and not seekers and sum(costs_us) <= self._limit_us:
+            for entry, cost_us in zip(decodes, costs_us, strict=True):
+                num_tokens = yield entry.request, 1
+                if num_tokens and entry.start >= entry.request.high_water:
+                    self._book_decode(entry, cost_us)
+                else:
+                    self._took(entry, num_tokens)
             return
         for entry in decodes:
             self._window.add(entry)
@@ -100,15 +104,21 @@ class Round:
         root, look = self._shop.tree.root, self._shop.parameters.look
         if not root.num_seekers:
             return []
-        found = dict.fromkeys(self._shop.claims.deal(root, look, look))
-        num_new = 0
-        for entry in self._roster.new:
-            if num_new == look:
+        new = [entry for entry in self._roster.new if entry.is_seeking][:look]
+        dealt = self._shop.claims.deal(root, look, look)
+        known = set(new)
+        # However many are new and have no claim, those who are next in the deal are asked too.
+        return self._with_claims(new) + self._with_claims([entry for entry in dealt if entry not in known])
+
+    def _with_claims(self, seekers: list[Entry]) -> list[Entry]:
+        found: list[Entry] = []
+        self._num_refused = 0
+        for entry in seekers:
+            if self._num_refused >= self._shop.parameters.most_refused_claims:
                 break
-            if entry.is_seeking:
-                num_new += 1
-                found[entry] = None
-        return [entry for entry in found if self._begin(entry)]
+            if self._may_seat(entry) and self._begin(entry):
+                found.append(entry)
+        return found
 
     def _pool_up(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -178,8 +188,8 @@ class Round:
             if not self._pool and not self._refill():
                 return
             entry = next(e for e in self._pool if self._window.holds(e, self._window_us))
-            size = self._slice(entry)
-            if not size or (not entry.is_resident and not self._may_seat(entry)):
+            size = self._slice(entry) if entry.is_resident or self._may_seat(entry) else 0
+            if not size:
                 self._drop(entry)
                 continue
             num_tokens = yield entry.request, size
@@ -211,8 +221,6 @@ class Round:
     def _may_seat(self, entry: Entry) -> bool:
         """There is a row for the request, or somebody who yields one; and blocks have not run out before it."""
         shop = self._shop
-        if self._num_refused >= shop.parameters.most_refused_claims:
-            return False
         if entry.request.table is None and not self._takes_newcomers and entry.request is not shop.senior:
             return False
         if len(self._roster.residents) < shop.max_sequences or self.yielder(entry) is not None:
@@ -260,6 +268,15 @@ class Round:
         entry.charged_us += cost_us
         entry.served_us += cost_us
         charge(entry.leaf, cost_us)
+
+    def _book_decode(self, entry: Entry, cost_us: int) -> None:
+        """The same for one token never computed before: most of all grants."""
+        self.spent_us += cost_us
+        entry.granted, entry.charged_us = 1, cost_us
+        entry.left -= 1
+        entry.served_us += cost_us
+        charge(entry.leaf, cost_us)
+        self.granted[entry] = None
 
     def revoke(self, entry: Entry, num_tokens: int) -> None:
         self._book(entry, -num_tokens)

@@ -1,7 +1,7 @@
 """The tree org → team → class → key → session, made from the paths of requests, and who is present where.
 
 Knows weights and counts; what service means is said in `virtual_time.py`, who gets a slot in `slots.py`. Nodes without
-requests are dropped as soon as nothing would be forgotten: when their virtual time is not ahead of their siblings' clock.
+requests are dropped as soon as nothing would be forgotten: when the siblings' clock has reached their virtual time.
 """
 
 from __future__ import annotations
