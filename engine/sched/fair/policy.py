@@ -145,10 +145,17 @@ class FairShare:
         self._backlogged = _with_ancestors([entry for entry in done.demand if entry.is_resident and entry.left > 0])
         for node in self._backlogged:
             node.is_backlogged = True
-        served = _by_parent(_with_ancestors(done.granted))
         backlogged = _by_parent(self._backlogged)
-        for parent in {**served, **backlogged}:
-            advance(parent, backlogged.get(parent, ()), served.get(parent, ()))
+        for parent, children in backlogged.items():
+            advance(parent, min([child.v for child in children]))
+        parents = dict.fromkeys(backlogged)
+        for node in _with_ancestors(done.granted):
+            family = node.parent
+            assert family is not None, "the root stands on no path"
+            parents[family] = None
+            if family not in backlogged:
+                advance(family, node.v)
+        for parent in parents:
             if parent.sleepers:
                 self.tree.drop_sleepers(parent)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from engine.sched.fair.tree import Node
 
 SCALE = 144_403_552_893_600
@@ -25,12 +23,10 @@ def forgive(node: Node, lag_us: int) -> None:
         node.service = max(node.service, node.parent.clock * node.weight - lag_us * SCALE)
 
 
-def advance(parent: Node, backlogged: Iterable[Node], served: Iterable[Node]) -> None:
-    """Move the children's clock: to the smallest backlogged one, or, with nobody backlogged, to the largest served.
+def advance(parent: Node, v: int) -> None:
+    """Move the children's clock to the smallest backlogged child, or, with nobody backlogged, to each one served.
 
     It never goes back.
     """
-    v = min((node.v for node in backlogged), default=-1)
-    if v < 0:
-        v = max((node.v for node in served), default=0)
-    parent.clock = max(parent.clock, v)
+    if v > parent.clock:
+        parent.clock = v
