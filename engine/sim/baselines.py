@@ -38,7 +38,7 @@ class _AdmissionOrder:
         del self._resident[request]
         self._waiting[request] = None
 
-    def offers(self, budget: int) -> Offers:  # noqa: ARG002 - everybody asks for all; the scheduler cuts it
+    def offers(self, budget: int, now_us: int) -> Offers:  # noqa: ARG002 - all ask for all; the scheduler cuts it
         prompts = []
         for request in list(self._resident):
             if request.num_wanted > 1:
@@ -59,6 +59,16 @@ class _AdmissionOrder:
 
     def revoke(self, request: Request, num_tokens: int) -> None:
         """Nothing was charged."""
+
+    def sealed(self) -> None:
+        """Nothing is kept from step to step."""
+
+    def parked(self, request: Request) -> None:
+        """Never happens: nobody is named by `yields_row`."""
+
+    def yields_row(self, claimant: Request) -> Iterator[Request]:  # noqa: ARG002 - the port's signature
+        """Nobody is parked."""
+        return iter(())
 
     def victims(self, claimant: Request) -> Iterator[Request]:
         if claimant.state is not RequestState.RUNNING:

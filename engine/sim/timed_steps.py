@@ -38,11 +38,11 @@ class TimedSteps:
     def preempted(self, request: Request) -> None:
         self._inner.preempted(request)
 
-    def offers(self, budget: int) -> Offers:
+    def offers(self, budget: int, now_us: int) -> Offers:
         left_us = self._step_us() - self._cost.fixed_us
         is_empty = True
         granted: Counter[Request] = Counter()
-        with closing(self._inner.offers(budget)) as offers:
+        with closing(self._inner.offers(budget, now_us)) as offers:
             try:
                 request, most = next(offers)
                 while left_us > 0 or is_empty:
@@ -64,6 +64,15 @@ class TimedSteps:
 
     def revoke(self, request: Request, num_tokens: int) -> None:
         self._inner.revoke(request, num_tokens)
+
+    def sealed(self) -> None:
+        self._inner.sealed()
+
+    def parked(self, request: Request) -> None:
+        self._inner.parked(request)
+
+    def yields_row(self, claimant: Request) -> Iterator[Request]:
+        return self._inner.yields_row(claimant)
 
     def victims(self, claimant: Request) -> Iterator[Request]:
         return self._inner.victims(claimant)
