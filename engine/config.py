@@ -31,7 +31,8 @@ class EngineConfig:
         max_model_len: the window; None takes the model's own.
         kv_cache_bytes: size of the device's KV pool.
         host_kv_bytes: size of the host tier; 0 has none.
-        record: a file that every plan is written to; None writes none.
+        record: a file that events, plans and results are written to, to be replayed; None writes none.
+        cost_model: a file of `evenhand bench calibrate` that says what steps cost here; None takes built-in figures.
         engine_id: name of this engine in messages.
         plan_ahead: plan step n+1 before step n is applied; None does so on CUDA only.
         num_threads: CPU threads of torch; 0 lets torch choose.
@@ -49,6 +50,7 @@ class EngineConfig:
     kv_cache_bytes: int = 2 << 30
     host_kv_bytes: int = 0
     record: Path | None = None
+    cost_model: Path | None = None
     engine_id: str = "engine-0"
     plan_ahead: bool | None = None
     num_threads: int = 0

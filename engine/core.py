@@ -131,6 +131,7 @@ class EngineCore:
     def _apply(self, step: Step, result: StepResult) -> None:
         now_us = self._clock()
         self._counters.busy_us += result.elapsed_us
+        self._policy.measured(result.elapsed_us)
         self._counters.unshared_us += share_step_time(step.requests, step.plan.chunks, result.elapsed_us)
         samples = zip(result.rows, result.token_ids, result.logprobs, strict=True)
         for request, chunk in zip(step.requests, step.plan.chunks, strict=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.errors import ProtocolError
 from engine.sampling_params import SamplingParams
+from engine.standing import Standing, TeamShare
 
 PROTOCOL_VERSION = 1
 
@@ -128,7 +129,17 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     num_received: int = 0
 
 
-ToEngine = Hello | Submit | Abort | RaiseCap | SetWeight | ChargeExternal | StatsQuery | CollectFinals | Ping
+class StandingQuery(msgspec.Struct, frozen=True, tag="standing"):
+    """Where does a request stand? Answered by `StandingReply` with the same query_id."""
+
+    engine_id: str
+    query_id: int
+    request_id: str
+
+
+ToEngine = (
+    Hello | Submit | Abort | RaiseCap | SetWeight | ChargeExternal | StatsQuery | StandingQuery | CollectFinals | Ping
+)
 
 # --- engine → gateway -------------------------------------------------------------------------------------------
 
@@ -230,6 +241,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats_reply", kw_only=True):
     Attributes:
         busy_us: time of all steps.
         unshared_us: the part of it that was spent on requests which had ended, and that is in nobody's `engine_us`.
+        teams: what each has, by policies that know of teams.
     """
 
     engine_id: str
@@ -248,6 +260,13 @@ class Stats(msgspec.Struct, frozen=True, tag="stats_reply", kw_only=True):
     busy_us: int = 0
     unshared_us: int = 0
     num_parkings: int = 0
+    teams: tuple[TeamShare, ...] = ()
+
+
+class StandingReply(msgspec.Struct, frozen=True, tag="standing_reply"):
+    engine_id: str
+    query_id: int
+    standing: Standing
 
 
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,7 +309,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-FromEngine = Ready | Outputs | Rejected | Stats | Finals | Pong | Refused
+FromEngine = Ready | Outputs | Rejected | Stats | StandingReply | Finals | Pong | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

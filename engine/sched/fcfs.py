@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 from engine.request import Request, RequestState
 from engine.sched.policy import Offers
+from engine.standing import Standing, TeamShare
 
 
 class Fcfs:
@@ -71,6 +72,15 @@ class Fcfs:
             return iter(())
         i = bisect_left(self._resident, claimant.arrival + 1, key=_arrival)
         return reversed(self._resident[i:])
+
+    def measured(self, elapsed_us: int) -> None:
+        """Time means nothing here."""
+
+    def standing(self, request: Request, now_us: int) -> Standing:  # noqa: ARG002 - the port's signature
+        return Standing()
+
+    def teams(self) -> tuple[TeamShare, ...]:
+        return ()
 
     def set_weight(self, node_id: str, weight: int) -> None:
         """Everybody is equal here."""

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import Protocol
 
 from engine.request import Request
+from engine.standing import Standing, TeamShare
 
 Offers = Generator[tuple[Request, int], int, None]
 """Yields (request, most tokens it may get now, at least 1) and is sent how many it did get."""
@@ -66,6 +67,18 @@ class Policy(Protocol):
     def victims(self, claimant: Request) -> Iterator[Request]:
         """Resident or parked requests that must yield all they hold to the claimant (who has nothing if it waits), the
         first first. Each is preempted before the next is asked for; never the claimant itself."""
+        ...
+
+    def measured(self, elapsed_us: int) -> None:
+        """The oldest sealed step not told of yet has taken so long."""
+        ...
+
+    def standing(self, request: Request, now_us: int) -> Standing:
+        """Where a known request stands; all but its phase and where its time went, which the caller fills in."""
+        ...
+
+    def teams(self) -> tuple[TeamShare, ...]:
+        """What each team has at the moment; empty where teams mean nothing."""
         ...
 
     def set_weight(self, node_id: str, weight: int) -> None: ...

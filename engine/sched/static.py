@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from engine.request import Request, RequestState
 from engine.sched.fcfs import Fcfs
 from engine.sched.policy import Offers
+from engine.standing import Standing, TeamShare
 
 
 class StaticBatches:
@@ -57,6 +58,15 @@ class StaticBatches:
 
     def victims(self, claimant: Request) -> Iterator[Request]:
         return self._batch.victims(claimant)
+
+    def measured(self, elapsed_us: int) -> None:
+        """Time means nothing here."""
+
+    def standing(self, request: Request, now_us: int) -> Standing:  # noqa: ARG002 - the port's signature
+        return Standing()
+
+    def teams(self) -> tuple[TeamShare, ...]:
+        return ()
 
     def set_weight(self, node_id: str, weight: int) -> None:
         """Everybody is equal here."""

@@ -14,6 +14,7 @@ from engine.request import Request, RequestState
 from engine.sched.cost import CostModel
 from engine.sched.policy import Offers
 from engine.sim.workload import TEAM_DEPTH
+from engine.standing import Standing, TeamShare
 
 _CLASS_RANKS = {"interactive": 0, "standard": 1, "batch": 2}
 _SCALE = 1 << 20
@@ -75,6 +76,15 @@ class _AdmissionOrder:
             return iter(())
         younger = [request for request in self._resident if request.arrival > claimant.arrival]
         return iter(sorted(younger, key=_arrival, reverse=True))
+
+    def measured(self, elapsed_us: int) -> None:
+        """Time means nothing here."""
+
+    def standing(self, request: Request, now_us: int) -> Standing:  # noqa: ARG002 - the port's signature
+        return Standing()
+
+    def teams(self) -> tuple[TeamShare, ...]:
+        return ()
 
     def set_weight(self, node_id: str, weight: int) -> None:
         """Weights come with the requests."""

@@ -14,6 +14,7 @@ from engine.messages import RequestClass
 from engine.request import Request
 from engine.sched.cost import CostModel
 from engine.sched.policy import Offers, Policy
+from engine.standing import Standing, TeamShare
 
 STEP_US: dict[RequestClass, int] = {"interactive": 50_000, "standard": 150_000, "batch": 500_000}
 """The longest step while a request of the class is here."""
@@ -76,6 +77,15 @@ class TimedSteps:
 
     def victims(self, claimant: Request) -> Iterator[Request]:
         return self._inner.victims(claimant)
+
+    def measured(self, elapsed_us: int) -> None:
+        self._inner.measured(elapsed_us)
+
+    def standing(self, request: Request, now_us: int) -> Standing:
+        return self._inner.standing(request, now_us)
+
+    def teams(self) -> tuple[TeamShare, ...]:
+        return self._inner.teams()
 
     def set_weight(self, node_id: str, weight: int) -> None:
         self._inner.set_weight(node_id, weight)

@@ -7,6 +7,7 @@ from random import Random
 
 from engine.request import Request
 from engine.sched.policy import Offers
+from engine.standing import Standing, TeamShare
 
 
 class ChaosPolicy:
@@ -64,6 +65,15 @@ class ChaosPolicy:
     def victims(self, claimant: Request) -> Iterator[Request]:
         resident = [r for r in self._known if r.table is not None and r is not claimant]
         return iter(self._random.sample(resident, self._random.randint(0, len(resident))))
+
+    def measured(self, elapsed_us: int) -> None:
+        """Time means nothing here."""
+
+    def standing(self, request: Request, now_us: int) -> Standing:
+        return Standing()
+
+    def teams(self) -> tuple[TeamShare, ...]:
+        return ()
 
     def set_weight(self, node_id: str, weight: int) -> None:
         """Whims have no weight."""

@@ -19,6 +19,7 @@ from engine.sched.fair.tree import Entry, Node, Tree
 from engine.sched.fair.virtual_time import SCALE, advance
 from engine.sched.fair.window import HeapWindow, Window
 from engine.sched.policy import Offers
+from engine.standing import Standing, TeamShare
 
 
 def _no_prefix(request: Request) -> int:  # noqa: ARG001 - the port's signature
@@ -127,6 +128,15 @@ class FairShare:
         for entry in (*parked, *later):
             if entry.request.table is not None and not entry.request.num_in_flight:
                 yield entry.request
+
+    def measured(self, elapsed_us: int) -> None:
+        """Time means nothing here."""
+
+    def standing(self, request: Request, now_us: int) -> Standing:  # noqa: ARG002 - the port's signature
+        return Standing()
+
+    def teams(self) -> tuple[TeamShare, ...]:
+        return ()
 
     def set_weight(self, node_id: str, weight: int) -> None:
         self.tree.set_weight(node_id, weight)
