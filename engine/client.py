@@ -23,6 +23,7 @@ from engine.messages import (
 )
 from engine.router import Router
 from engine.sampling_params import SamplingParams
+from engine.standing import Standing
 from engine.stream import OutputStream
 
 logger = logging.getLogger(__name__)
@@ -127,6 +128,31 @@ class EngineClient:
     async def stats(self, model: str) -> Stats:
         """A snapshot of the first engine that is up and serves the model; raises like `submit`."""
         return await self._links[self._candidates(model)[0].engine_id].stats()
+
+    async def standing(self, request_id: str, other_ids: Sequence[str] = ()) -> Standing:
+        """Where a request stands, whichever client submitted it; phase ``unknown`` if no engine has it.
+
+        The engine that this client gave it to is asked, or else all of them.
+
+        Args:
+            other_ids: further ids that it, or a part of it, may be known by.
+
+        Raises `EngineUnavailable` if none of those that answer has it and one does not answer.
+        """
+        known_by = (request_id, *other_ids)
+        asked = [link for link in self._links.values() if any(map(link.has, known_by))] or list(self._links.values())
+        answers = await asyncio.gather(
+            *(link.standing(request_id, other_ids) for link in asked), return_exceptions=True
+        )
+        failure: BaseException | None = None
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                failure = answer
+            elif answer.phase != "unknown":
+                return answer
+        if failure is not None:
+            raise failure
+        return Standing()
 
     def set_weight(self, node_id: str, weight: int) -> None:
         """Tell every engine that is up; one that starts later learns weights from the requests it is sent.

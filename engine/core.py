@@ -29,11 +29,14 @@ from engine.kv.prefix_cache import PrefixCache
 from engine.messages import FinishReason, Output, Stats, Submit, TokenLogprobs
 from engine.request import Phase, Request, RequestState
 from engine.runner.port import PendingStep, Runner
+from engine.sched.cost import CostModel
 from engine.sched.plan import StepResult
 from engine.sched.policy import Policy
 from engine.sched.registry import make_policy
 from engine.sched.scheduler import Scheduler, Step
 from engine.shares import share_step_time
+from engine.standing import Standing
+from engine.standings import Standings
 from engine.stats import Counters
 
 
@@ -57,6 +60,7 @@ class EngineCore:
         max_model_len: the window of the model as served.
         clock: microseconds, monotonic.
         policy: the order of requests; None takes the one that the configuration names.
+        cost: what steps cost, for a policy that the configuration names; None takes what it says.
         draw_seed: called once for each request without a seed.
     """
 
@@ -69,6 +73,7 @@ class EngineCore:
         eos_token_ids: tuple[int, ...],
         clock: Callable[[], int],
         policy: Policy | None = None,
+        cost: CostModel | None = None,
         draw_seed: Callable[[], int] = draw_seed,
     ) -> None:
         self._engine_id = config.engine_id
@@ -85,7 +90,7 @@ class EngineCore:
         )
         self._counters = Counters()
         self._kv = KVCache(runner.num_blocks, config.block_tokens, PrefixCache() if config.prefix_cache else None)
-        self._policy = policy if policy is not None else make_policy(config, self._kv)
+        self._policy = policy if policy is not None else make_policy(config, self._kv, cost)
         self._scheduler = Scheduler(
             self._policy,
             self._kv,
@@ -94,6 +99,7 @@ class EngineCore:
             max_step_tokens=config.max_step_tokens,
         )
         self._live: dict[str, list[Request]] = {}  # choices that have not ended
+        self._standings = Standings(self._live, self._policy, self._kv, max_sequences=config.max_sequences)
         self._held: dict[Request, list[Request]] = {}  # choice 0 → choices that wait for its prompt
         self._deadlines: list[tuple[int, int, list[Request]]] = []  # a heap: (when, arrival, the list in _live)
         self._num_arrivals = 0
@@ -289,8 +295,13 @@ class EngineCore:
             num_blocks=self._kv.num_blocks,
             num_free_blocks=self._kv.num_free,
             num_cached_blocks=self._kv.num_cached,
+            teams=self._policy.teams(),
             **asdict(self._counters),
         )
+
+    def standing(self, *request_ids: str) -> Standing:
+        """Of the choice that is furthest behind; phase ``unknown`` if none of these is here. Changes nothing."""
+        return self._standings.of(request_ids, self._clock())
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` if the books of rows, tables, blocks and cache do not add up.

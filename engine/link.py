@@ -34,6 +34,8 @@ from engine.messages import (
     Ready,
     Refused,
     Rejected,
+    StandingQuery,
+    StandingReply,
     Stats,
     StatsQuery,
     Submit,
@@ -41,6 +43,7 @@ from engine.messages import (
     decode_from_engine,
     encode,
 )
+from engine.standing import Standing
 from engine.stream import OutputStream
 
 logger = logging.getLogger(__name__)
@@ -92,7 +95,7 @@ class EngineLink:
         self._backoff_s = self._times.backoff_min_s
         self._streams: dict[str, OutputStream] = {}
         self._query_ids = itertools.count(1)
-        self._stats: dict[int, asyncio.Future[Stats]] = {}
+        self._queries: dict[int, asyncio.Future[Stats | StandingReply]] = {}
         self._finals: deque[asyncio.Future[Finals]] = deque()
 
     @property
@@ -147,6 +150,10 @@ class EngineLink:
         with contextlib.suppress(EngineUnavailable):  # as in `abort`
             self.send(RaiseCap(self.engine_id, request_id, output_cap))
 
+    def has(self, request_id: str) -> bool:
+        """The request was submitted here and has not ended."""
+        return request_id in self._streams
+
     def forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
 
@@ -154,14 +161,25 @@ class EngineLink:
 
     async def stats(self) -> Stats:
         """Raises `EngineUnavailable` when the link is down or goes down."""
-        query_id = next(self._query_ids)
-        self.send(StatsQuery(self.engine_id, query_id))
-        answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._stats[query_id] = answer
+        answer = await self._answer_to(StatsQuery(self.engine_id, next(self._query_ids)))
+        assert isinstance(answer, Stats), "an answer has the number of its question"
+        return answer
+
+    async def standing(self, request_id: str, other_ids: Sequence[str]) -> Standing:
+        """Raises `EngineUnavailable` when the link is down or goes down."""
+        query = StandingQuery(self.engine_id, next(self._query_ids), request_id, tuple(other_ids))
+        answer = await self._answer_to(query)
+        assert isinstance(answer, StandingReply), "an answer has the number of its question"
+        return answer.standing
+
+    async def _answer_to(self, query: StatsQuery | StandingQuery) -> Stats | StandingReply:
+        self.send(query)
+        answer: asyncio.Future[Stats | StandingReply] = asyncio.get_running_loop().create_future()
+        self._queries[query.query_id] = answer
         try:
             return await answer
         finally:
-            self._stats.pop(query_id, None)
+            self._queries.pop(query.query_id, None)
 
     async def collect_finals(self, acknowledge: Sequence[str], client_id: str = "") -> Finals:
         """Of this client, or of the one that is named. Raises `EngineUnavailable` when the link is or goes down."""
@@ -228,8 +246,8 @@ class EngineLink:
                     rejected.fail(RequestRejected(code, text))
             case Ready():
                 self._come_up(message)
-            case Stats(query_id=query_id):
-                _resolve(self._stats.pop(query_id, None), message)
+            case Stats(query_id=query_id) | StandingReply(query_id=query_id):
+                _resolve(self._queries.pop(query_id, None), message)
             case Finals():
                 _resolve(self._finals.popleft() if self._finals else None, message)
             case Refused(reason=reason):
@@ -271,11 +289,11 @@ class EngineLink:
         for stream in self._streams.values():
             stream.fail(EngineUnavailable(text))
         self._streams.clear()
-        for asked in self._stats.values():
+        for asked in self._queries.values():
             _fail(asked, text)
         for asked_finals in self._finals:
             _fail(asked_finals, text)
-        self._stats.clear()
+        self._queries.clear()
         self._finals.clear()
 
 

@@ -130,11 +130,16 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class StandingQuery(msgspec.Struct, frozen=True, tag="standing"):
-    """Where does a request stand? Answered by `StandingReply` with the same query_id."""
+    """Where does a request stand? Answered by `StandingReply` with the same query_id.
+
+    Attributes:
+        other_ids: further ids that it, or a part of it, may be known by; told is of what is furthest behind.
+    """
 
     engine_id: str
     query_id: int
     request_id: str
+    other_ids: tuple[str, ...] = ()
 
 
 ToEngine = (
@@ -185,6 +190,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     preempted_us: int = 0
     engine_us: int = 0
     parked_us: int = 0
+
+    @property
+    def passed_us(self) -> int:
+        """From arrival to finish."""
+        return self.queue_us + self.prefill_us + self.decode_us + self.preempted_us + self.parked_us
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
@@ -273,7 +283,7 @@ class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What a request had used when its gateway vanished, kept until collected.
 
     Attributes:
-        timings: the longest of its choices in each part, and the sum of their `engine_us`.
+        timings: of the choice that took longest, but for `engine_us`, which is the sum over all of them.
     """
 
     request_id: str

@@ -16,12 +16,14 @@ from engine.carriers.curve import CurveKeys
 from engine.carriers.port import ServerCarrier
 from engine.carriers.zeromq_server import ZeroMQServer
 from engine.config import EngineConfig
+from engine.core import EngineCore
 from engine.errors import ConfigError, ModelLoadError
 from engine.lifecycle import watch_pipe
 from engine.messages import Ready
 from engine.openmp import limit_spinning
+from engine.recording.recorder import RecordingCore
 from engine.runner.port import Runner
-from engine.runner.recording import RecordingRunner
+from engine.sched.registry import cost_model
 from engine.server import Core, EngineServer
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,6 @@ def run_engine(
     """
     # Imported here: the gateway and the command line import this package without torch.
     limit_spinning()
-    from engine.core import EngineCore
     from engine.runner.model_runner import build_runner
 
     if supervisor_fd is not None:
@@ -55,15 +56,14 @@ def run_engine(
         carrier = ZeroMQServer(endpoint, curve=curve)
         loaded = build_runner(config)
         runner: Runner = loaded.runner
-        if config.record is not None:
-            runner = RecordingRunner(runner, config.record)
-        with contextlib.closing(runner):
-            core = EngineCore(
+        with contextlib.ExitStack() as stack:
+            stack.callback(runner.close)
+            core = _make_core(
                 config,
                 runner,
                 max_model_len=loaded.max_model_len,
                 eos_token_ids=loaded.model_config.eos_token_ids,
-                clock=_now_us,
+                stack=stack,
             )
             card = Ready(
                 engine_id=config.engine_id,
@@ -115,6 +115,33 @@ def obey(supervisor_fd: int | None) -> None:
         os._exit(EXIT_FAILED)
 
     watch_pipe(supervisor_fd, leave)
+
+
+def _make_core(
+    config: EngineConfig,
+    runner: Runner,
+    *,
+    max_model_len: int,
+    eos_token_ids: tuple[int, ...],
+    stack: contextlib.ExitStack,
+) -> EngineCore | RecordingCore:
+    cost = cost_model(config)
+    if config.record is None:
+        return EngineCore(
+            config, runner, max_model_len=max_model_len, eos_token_ids=eos_token_ids, clock=_now_us, cost=cost
+        )
+    core = RecordingCore(
+        config,
+        runner,
+        path=config.record,
+        max_model_len=max_model_len,
+        eos_token_ids=eos_token_ids,
+        clock=_now_us,
+        cost=cost,
+    )
+    stack.callback(core.close)
+    logger.warning("engine %s records all prompts and plans to %s", config.engine_id, config.record)
+    return core
 
 
 def _now_us() -> int:

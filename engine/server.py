@@ -29,6 +29,8 @@ from engine.messages import (
     Ready,
     Rejected,
     SetWeight,
+    StandingQuery,
+    StandingReply,
     Stats,
     StatsQuery,
     Submit,
@@ -37,6 +39,7 @@ from engine.messages import (
 )
 from engine.outbox import Outbox
 from engine.sessions import Session
+from engine.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +77,10 @@ class Core(Protocol):
     def step(self) -> list[Output]: ...
 
     def stats(self) -> Stats: ...
+
+    def standing(self, *request_ids: str) -> Standing:
+        """Of the one that is furthest behind; phase ``unknown`` if none of them is here."""
+        ...
 
     def check_integrity(self) -> None:
         """Raises when an invariant is broken."""
@@ -221,6 +228,9 @@ class EngineServer:
                 self._outbox.reply(
                     session, msgspec.structs.replace(stats, engine_id=self._card.engine_id, query_id=query_id)
                 )
+            case StandingQuery(query_id=query_id, request_id=request_id, other_ids=other_ids):
+                standing = self._core.standing(request_id, *other_ids)
+                self._outbox.reply(session, StandingReply(self._card.engine_id, query_id, standing))
             case CollectFinals(acknowledge=acknowledge, client_id=client_id):
                 self._on_collect(session, client_id or session.client_id, acknowledge)
             case Ping(num_received=num_received):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from engine.messages import FinalCounts, FinishReason, Output, Submit, Timings
 
 
@@ -71,15 +73,9 @@ class Flight:
 
 
 def _over_choices(timings: Sequence[Timings]) -> Timings:
-    """Choices run beside each other: the longest of each part, and all of their engine time."""
-    return Timings(
-        queue_us=max((each.queue_us for each in timings), default=0),
-        prefill_us=max((each.prefill_us for each in timings), default=0),
-        decode_us=max((each.decode_us for each in timings), default=0),
-        preempted_us=max((each.preempted_us for each in timings), default=0),
-        engine_us=sum(each.engine_us for each in timings),
-        parked_us=max((each.parked_us for each in timings), default=0),
-    )
+    """Choices run beside each other: the parts of the one that took longest, and all of their engine time."""
+    longest = max(timings, key=lambda each: each.passed_us, default=Timings())
+    return msgspec.structs.replace(longest, engine_us=sum(each.engine_us for each in timings))
 
 
 class Session:

@@ -12,6 +12,9 @@ import msgspec
 RequestPhase = Literal["unknown", "queue", "prefill", "decode", "preempted", "parked", "at_cap"]
 Resource = Literal["", "slot", "blocks", "step"]
 
+MOST_NAMED = 100
+"""Of the requests that are ahead of one, so many are told by name."""
+
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request is, and what it waits for.
@@ -19,14 +22,19 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     Of a request with several choices it tells of the one that is furthest behind.
 
     Attributes:
+        team_id: the second node of its path.
+        request_class: empty if the phase is ``unknown``, as is team_id.
         phase: ``unknown`` if the engine has no such request (any more).
         resource: what it waits for: a slot, KV blocks, or its turn in a step; empty if it runs or is at its cap.
-        ahead: how many requests are before it in line for that resource, by class (only classes with any).
-        ahead_of_team: which of them belong to its own team, by request_id, the first first; at most 100.
+        ahead: how many are before it in line for that resource, by class (only classes with any). Every choice of
+            a request counts, since each takes a place; those of its own request do not.
+        ahead_of_team: which of them belong to its own team, by request_id, the first first; at most `MOST_NAMED`.
         expected_wait_us: an estimate, until it runs; 0 if it runs, None where nothing can be said.
         queue_us, prefill_us, decode_us, preempted_us, parked_us: where its time went so far; they sum to its age.
     """
 
+    team_id: str = ""
+    request_class: str = ""
     phase: RequestPhase = "unknown"
     resource: Resource = ""
     ahead: dict[str, int] = {}
@@ -40,7 +48,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeamShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one team has at the moment. Teams without requests are left out unless they are behind or ahead.
+    """What one team has at the moment. Teams without requests are left out, unless they are ahead of their siblings or
+    were served lately: then the engine tells what they were charged.
 
     Attributes:
         team_id: second node of the path; org_id is the first.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Protocol
 
 from litestar import Controller, Litestar, Router
@@ -11,6 +12,7 @@ from litestar.di import Provide
 
 from gateway.backends.local_pool import open_local_pool
 from gateway.clock import SystemClock
+from gateway.domain.principal import TeamNames
 from gateway.journal.folder import new_writer_id
 from gateway.pepper_file import load_peppers
 from gateway.services.admin_tokens import AdminAuthenticator
@@ -21,9 +23,11 @@ from gateway.services.bookkeeping import Bookkeeping
 from gateway.services.catalog import Catalog, FixedListing, Listings
 from gateway.services.directory import Directory
 from gateway.services.inference import Inference
+from gateway.services.lookup import RequestLookup
 from gateway.services.metering import MeteringRecorder, Recorders
 from gateway.services.ports import Backend, Clock, Readiness
 from gateway.services.recovery import FinalsSource
+from gateway.services.roll import Roll
 from gateway.services.usage import UsageReports
 from gateway.settings import ServerSettings, Settings
 from gateway.shutdown import Shutdown
@@ -32,6 +36,7 @@ from gateway.storage.schema import migrate
 from gateway.telemetry.logging import configure_logging
 from gateway.telemetry.metrics import EngineLoad, GatewayMetrics, metrics_server
 from gateway.telemetry.recorder import TelemetryRecorder
+from gateway.telemetry.team_metrics import nobody_known
 from gateway.web.admin.router import admin_router
 from gateway.web.auth import Authentication
 from gateway.web.errors import ErrorResponses
@@ -40,6 +45,7 @@ from gateway.web.middleware import RequestContext
 from gateway.web.openai.chat import ChatController
 from gateway.web.openai.completions import CompletionsController
 from gateway.web.openai.models import ModelsController
+from gateway.web.openai.standing import RequestsController
 from gateway.web.openai.usage import UsageController
 from gateway.web.ops import health, ready
 
@@ -64,12 +70,15 @@ class Pool(Protocol):
 
     async def load(self) -> EngineLoad | None: ...
 
+    def set_weights(self, weights: Mapping[str, int]) -> None:
+        """These are the weights of all fairness nodes that have one; running requests are subject to them from now."""
+
 
 def create_app(
     settings: Settings,
     *,
     shutdown: Shutdown | None = None,
-    serve_metrics: bool = True,
+    teams_file: Path | None = None,
     open_pool: Callable[[Settings, str], Pool] = open_local_pool,
 ) -> Litestar:
     """The application of one gateway worker.
@@ -78,7 +87,8 @@ def create_app(
 
     Args:
         shutdown: how far the process is on its way out; None never leaves.
-        serve_metrics: not if they are shared with other workers, and another process serves them.
+        teams_file: set if metrics are shared with other workers: another process serves them, and finds here what this
+            one knows of teams.
         open_pool: given this process' name at the engines.
 
     Raises:
@@ -92,6 +102,7 @@ def create_app(
     directory = Directory(database, feed, clock)
     writer_id = new_writer_id()
     pool = open_pool(settings, writer_id)
+    roll = Roll(database, directory, pool.set_weights)
     books = Bookkeeping(settings.home, database, pool.finals, clock, writer_id=writer_id)
     administration = Administration.over(database, feed, peppers, clock)
 
@@ -105,6 +116,7 @@ def create_app(
             await administration.catalog.enter_models(Actor(SYSTEM), [pool.model])
             await stack.enter_async_context(directory.running())
             await stack.enter_async_context(pool.connection())
+            await stack.enter_async_context(roll.running())
             await stack.enter_async_context(books.running())
             yield
 
@@ -114,6 +126,7 @@ def create_app(
         listings=directory,
         books=books.recorder,
         usage=UsageReports(database, clock),
+        lookup=RequestLookup(pool.backend, database, books.recorder, clock),
         admin=admin_router(
             administration,
             AdminAuthenticator(database, peppers, clock),
@@ -126,7 +139,9 @@ def create_app(
         shutdown=shutdown,
         lifespan=[hub],
         load=pool.load,
-        serve_metrics=serve_metrics,
+        team_names=roll.names,
+        serve_metrics=teams_file is None,
+        teams_file=teams_file,
     )
 
 
@@ -138,22 +153,27 @@ def build(
     listings: Listings | None = None,
     books: MeteringRecorder | None = None,
     usage: UsageReports | None = None,
+    lookup: RequestLookup | None = None,
     admin: Router | None = None,
     storage_readiness: Callable[[], Readiness] | None = None,
     clock: Clock | None = None,
     shutdown: Shutdown | None = None,
     lifespan: Sequence[Resource] = (),
     load: Callable[[], Awaitable[EngineLoad | None]] | None = None,
+    team_names: Callable[[str], TeamNames | None] = nobody_known,
     serve_metrics: bool = False,
+    teams_file: Path | None = None,
 ) -> Litestar:
     """The application over any implementation of its ports.
 
     Args:
         listings: the catalogue; None has no aliases.
-        books: keeps the ledger; None keeps none. Without `usage` and `admin` their routes are not there.
+        books: keeps the ledger; None keeps none. Without `usage`, `lookup` and `admin` their routes are not there.
         shutdown: how far the process is on its way out; None never leaves.
         lifespan: resources to hold while it runs, in order.
         load: asks the engine how busy it is, for the metrics.
+        team_names: of the team with a fairness node, for the metrics.
+        teams_file: as in `create_app`.
     """
     leaving = shutdown or Shutdown()
 
@@ -166,7 +186,12 @@ def build(
             return kept
         return backend.readiness()
 
-    metrics = GatewayMetrics(lambda: backend.readiness().is_ready, max_teams=server.metrics_teams)
+    metrics = GatewayMetrics(
+        lambda: backend.readiness().is_ready,
+        max_teams=server.metrics_teams,
+        team_names=team_names,
+        teams_file=teams_file,
+    )
     errors = ErrorResponses(metrics)
     catalog = Catalog(backend, listings or FixedListing())
     telemetry = TelemetryRecorder(metrics)
@@ -180,6 +205,8 @@ def build(
     controllers: list[type[Controller]] = [ChatController, CompletionsController, ModelsController]
     if usage is not None:
         controllers.append(UsageController)
+    if lookup is not None:
+        controllers.append(RequestsController)
     authentication = Authentication(authenticator)
 
     @asynccontextmanager
@@ -208,6 +235,7 @@ def build(
             "catalog": Provide(lambda: catalog, sync_to_thread=False),
             "readiness": Provide(readiness, sync_to_thread=False),
             "usage": Provide(lambda: usage, sync_to_thread=False),
+            "lookup": Provide(lambda: lookup, sync_to_thread=False),
         },
         exception_handlers={Exception: errors},
         lifespan=resources,

@@ -203,13 +203,19 @@ def verify_ledger(config: Config = None) -> None:
 def sim(
     workloads: Annotated[list[str] | None, typer.Argument(help="Names of workloads; all if left out.")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="A policy to run; repeat for more; all if left out.")] = None,
-    profile: Annotated[str, typer.Option(help="What steps cost: cpu or gpu8b.")] = "cpu",
+    profile: Annotated[str, typer.Option(help="What steps cost: cpu, gpu8b, or a file of bench calibrate.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of the workloads.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="A folder for a picture of each workload.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="An engine's recording, to replay instead of workloads.")] = None,
 ) -> None:
-    """Simulate the scheduler and others under named workloads, without a model, and print what each team gets."""
+    """Simulate the scheduler and others under named workloads, without a model, and print what each team gets.
+
+    With --replay: exit code 1 if the recorded plans do not come out again.
+    """
     from gateway.commands import sim as command
 
+    if replay is not None:
+        raise typer.Exit(command.run_replay(replay))
     raise typer.Exit(command.run(workloads or [], policies=policy or [], profile=profile, seed=seed, plot_folder=plot))
 
 
@@ -229,6 +235,21 @@ def batching(
     raise typer.Exit(
         command.batching(settings, num_jobs=jobs, num_slots=slots, seed=seed, repeats=repeats, picture=picture)
     )
+
+
+@bench_app.command()
+def calibrate(
+    config: Config = None,
+    output: Annotated[Path | None, typer.Option(help="Where the file goes; where engines look, if left out.")] = None,
+    repeats: Annotated[int, typer.Option(min=3, help="Times that each step is measured; medians count.")] = 5,
+) -> None:
+    """Measure what steps cost here, which fair share plans with, and print the file's path. Some 40 s on two cores.
+
+    Nothing else should run beside it: a busy machine looks slower than it is.
+    """
+    from gateway.commands import bench as command
+
+    raise typer.Exit(command.calibrate(load_settings(config).settings, output=output, repeats=repeats))
 
 
 def main() -> None:

@@ -6,7 +6,8 @@
     ├── InvalidKey                     401  invalid_api_key
     ├── NotAllowed                     403  (why: team_disabled, organization_disabled, endpoint_not_allowed, …)
     ├── NotFound                       404
-    │   └── ModelNotFound              404  model_not_found
+    │   ├── ModelNotFound              404  model_not_found
+    │   └── RequestNotFound            404  request_not_found
     ├── MethodNotAllowed               405  method_not_allowed
     ├── DeadlineExceeded               408  deadline_exceeded
     ├── SlowRequest                    408  request_timeout
@@ -114,6 +115,17 @@ class ModelNotFound(NotFound):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model '{model[:200]}' does not exist or you do not have access to it.", param="model")
+
+
+class RequestNotFound(NotFound):
+    """No request of the caller's team has this id; whether another team's has is not told."""
+
+    code = "request_not_found"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"The request '{request_id[:200]}' does not exist or is not one of your team.", param="request_id"
+        )
 
 
 class MethodNotAllowed(EvenhandError):

@@ -171,7 +171,13 @@ class EngineSettings(Section):
     """Size of the KV tier in host memory; 0 has none. Accepted now, used from the release that swaps KV blocks."""
 
     record: AbsolutePath | None = None
-    """File that every step plan is written to, one JSON line each, token ids of prompts included; unset writes none."""
+    """File that everything the engine is told, plans and computes is written to, token ids of prompts and answers
+    included, for `evenhand sim --replay`: 1 KB or so a step, and prompts. The file before it is kept with a number at
+    its end. Unset writes none."""
+
+    cost_model: AbsolutePath | None = None
+    """File that `evenhand bench calibrate` wrote: what steps cost, which fair share plans with. Unset is the one that
+    it writes by itself, under `calibration` in `EVENHAND_HOME`; if there is none, built-in figures."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads of the engine; 0 lets torch choose. `evenhand doctor` advises one fewer beside busy neighbors."""

@@ -105,7 +105,7 @@ class ModelRunner:
             self._pool,
             kv_index,
             attention,
-            torch.tensor(last_rows),
+            torch.tensor(last_rows, dtype=torch.int64),
         )
         return logits[:num_sampled]
 
@@ -147,6 +147,11 @@ def _governed_threads(dtype: torch.dtype) -> int:
     return torch.get_num_threads() if dtype == torch.bfloat16 else 1
 
 
+def dtype_name(device: str, dtype: str) -> str:
+    """The number format that ``auto`` stands for on this machine; any other as it is."""
+    return str(default_dtype(device)).removeprefix("torch.") if dtype == "auto" else dtype
+
+
 def build_runner(config: EngineConfig) -> LoadedRunner:
     """Load the model of a configuration. Raises `ModelLoadError`, or `ConfigError` for what this machine cannot do."""
     if config.num_threads:
@@ -155,7 +160,7 @@ def build_runner(config: EngineConfig) -> LoadedRunner:
         kernels = select(config.device)
     except KernelError as e:
         raise ConfigError(str(e)) from e
-    dtype = default_dtype(config.device) if config.dtype == "auto" else _DTYPES[config.dtype]
+    dtype = _DTYPES[dtype_name(config.device, config.dtype)]
     source = open_source(config.model)
     source.check()
     max_model_len = min(config.max_model_len or source.config.max_position, source.config.max_position)

@@ -6,12 +6,13 @@ charges for 0 .. 5,000 are the same microseconds in one step or in a hundred.
 
 Whether a position is prefill or decode depends on the prompt's length alone, not on how many tokens a chunk has; so
 output that is computed again after a preemption costs what it cost the first time.
+
+Where the coefficients come from: measured (`calibration.py`), or built in (`PROFILES`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
@@ -103,21 +104,3 @@ PROFILES: dict[str, CostModel] = {
 }
 """Figures to plan and to simulate with where nothing was calibrated: SmolLM2-135M on two cores, and an 8B model in
 bfloat16 on one large GPU (3.7 ms to read its weights, 256 tokens behind 100,000 others in 36 ms)."""
-
-
-def load_cost_model(path: Path) -> CostModel:
-    """Raises `ConfigError` if the file cannot be read or is no cost model."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=CostModel)
-    except OSError as e:
-        raise ConfigError(f"cannot read the cost model '{path}': {e.strerror}") from e
-    except msgspec.DecodeError as e:
-        raise ConfigError(f"'{path}' is not a cost model: {e}") from e
-
-
-def store_cost_model(model: CostModel, path: Path) -> None:
-    """Raises `ConfigError` if the file cannot be written."""
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(model)) + b"\n")
-    except OSError as e:
-        raise ConfigError(f"cannot write the cost model '{path}': {e.strerror}") from e

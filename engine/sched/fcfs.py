@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from engine.request import Request, RequestState
+from engine.sched.line import in_line
 from engine.sched.policy import Offers
 from engine.standing import Standing, TeamShare
 
@@ -77,7 +78,12 @@ class Fcfs:
         """Time means nothing here."""
 
     def standing(self, request: Request, now_us: int) -> Standing:  # noqa: ARG002 - the port's signature
-        return Standing()
+        """Who is resident runs. How long one waits cannot be told without knowing how long answers get."""
+        if request.row is not None:
+            return Standing(expected_wait_us=0)
+        waiting = [other for _, other in self._waiting if other.state is RequestState.WAITING]
+        ahead = sorted((other for other in waiting if other.arrival < request.arrival), key=_arrival)
+        return in_line(request, ahead, "slot")
 
     def teams(self) -> tuple[TeamShare, ...]:
         return ()

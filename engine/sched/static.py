@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import takewhile
 
 from engine.request import Request, RequestState
 from engine.sched.fcfs import Fcfs
+from engine.sched.line import in_line
 from engine.sched.policy import Offers
 from engine.standing import Standing, TeamShare
 
@@ -62,8 +64,13 @@ class StaticBatches:
     def measured(self, elapsed_us: int) -> None:
         """Time means nothing here."""
 
-    def standing(self, request: Request, now_us: int) -> Standing:  # noqa: ARG002 - the port's signature
-        return Standing()
+    def standing(self, request: Request, now_us: int) -> Standing:
+        """Outside the batch all are ahead that came before, those of the batch that still wait among them."""
+        if request in self._members:
+            return self._batch.standing(request, now_us)
+        earlier = takewhile(lambda other: other is not request, self._waiting)
+        ahead = [*sorted(self._members, key=lambda member: member.arrival), *earlier]
+        return in_line(request, [other for other in ahead if other.state is RequestState.WAITING], "slot")
 
     def teams(self) -> tuple[TeamShare, ...]:
         return ()

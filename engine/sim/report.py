@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from engine.sim import figures
 from engine.sim.comparison import Comparison, Result
 from engine.sim.figures import Latency
+from engine.sim.text_table import NONE, ms, table
 
-_NONE = "-"
 _MOST_TEAMS = 8
 """Shares are listed for so many teams at most."""
 
 _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("policy", lambda r: r.run.policy),
-    ("gap ms", lambda r: _ms(r.gap.gap_us)),
-    ("bound ms", lambda r: _ms(r.bound_us)),
-    ("lag ms", lambda r: _ms(r.lag_us)),
+    ("gap ms", lambda r: ms(r.gap.gap_us)),
+    ("bound ms", lambda r: ms(r.bound_us)),
+    ("lag ms", lambda r: ms(r.lag_us)),
     ("Jain", lambda r: f"{r.jain:.3f}"),
-    ("worst share", lambda r: _NONE if r.worst_share is None else f"{r.worst_share:.1%}"),
+    ("worst share", lambda r: NONE if r.worst_share is None else f"{r.worst_share:.1%}"),
     ("throughput", lambda r: f"{r.throughput:.1%}"),
     ("cache hits", lambda r: f"{r.hit_rate:.1%}"),
     ("held s", lambda r: f"{r.longest_held_us / 1e6:.1f}"),
     ("refused", lambda r: str(r.num_refused)),
-    ("step ms p50", lambda r: _ms(figures.step_us(r.run, 50))),
-    ("p99", lambda r: _ms(figures.step_us(r.run, 99))),
+    ("step ms p50", lambda r: ms(figures.step_us(r.run, 50))),
+    ("p99", lambda r: ms(figures.step_us(r.run, 99))),
 )
 
 
@@ -32,7 +32,7 @@ def report(comparison: Comparison) -> str:
     """All figures of one workload: a table of policies, then each watched team's latency, then shares."""
     workload = comparison.workload
     lines = [f"{workload.name}: {workload.about} (seed {workload.seed}, {workload.max_sequences} slots)"]
-    lines += _table([[name for name, _ in _COLUMNS], *([show(r) for _, show in _COLUMNS] for r in comparison.results)])
+    lines += table([[name for name, _ in _COLUMNS], *([show(r) for _, show in _COLUMNS] for r in comparison.results)])
     lines += _latencies(comparison.results)
     lines += _shares(comparison.results)
     lines += _classes(comparison.results)
@@ -49,7 +49,7 @@ def _latencies(results: Sequence[Result]) -> list[str]:
         for team in teams
         for result in results
     ]
-    return ["", *_table([head, *rows], num_left=2)]
+    return ["", *table([head, *rows], num_left=2)]
 
 
 def _beside(together: Latency, alone: Latency) -> list[str]:
@@ -59,7 +59,7 @@ def _beside(together: Latency, alone: Latency) -> list[str]:
         (together.inter_token_p50_us, alone.inter_token_p50_us),
         (together.inter_token_p99_us, alone.inter_token_p99_us),
     )
-    return [_ms(value) for pair in pairs for value in pair]
+    return [ms(value) for pair in pairs for value in pair]
 
 
 def _shares(results: Sequence[Result]) -> list[str]:
@@ -67,13 +67,13 @@ def _shares(results: Sequence[Result]) -> list[str]:
     if len(teams) < 2 or len(teams) > _MOST_TEAMS:
         return []
     rows = [[result.run.policy, *(_served(result, team) for team in teams)] for result in results]
-    return ["", *_table([["served / entitled", *teams], *rows])]
+    return ["", *table([["served / entitled", *teams], *rows])]
 
 
 def _served(result: Result, team: str) -> str:
     total_us = sum(share.served_us for share in result.shares.values())
     if team not in result.shares or not total_us:
-        return _NONE
+        return NONE
     share = result.shares[team]
     return f"{share.served_us / total_us:.1%} / {share.entitled_us / total_us:.1%}"
 
@@ -87,23 +87,4 @@ def _classes(results: Sequence[Result]) -> list[str]:
         [result.run.policy, *(f"{one.get(name, 0) / max(1, sum(one.values())):.1%}" for name in classes)]
         for result, one in zip(results, served, strict=True)
     ]
-    return ["", *_table([["served by class", *classes], *rows])]
-
-
-def _table(rows: Sequence[Sequence[str]], num_left: int = 1) -> list[str]:
-    """Columns as wide as they must be; the first ones to the left, figures to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            f"{cell:<{width}}" if i < num_left else f"{cell:>{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _ms(value_us: int | None) -> str:
-    if value_us is None:
-        return _NONE
-    return f"{value_us / 1000:.1f}" if value_us < 100_000 else f"{value_us / 1000:.0f}"
+    return ["", *table([["served by class", *classes], *rows])]

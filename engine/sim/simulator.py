@@ -12,6 +12,7 @@ from engine.core import EngineCore
 from engine.errors import ConfigError, RequestRejected
 from engine.messages import Output, Submit
 from engine.sampling_params import SamplingParams
+from engine.sched.calibration import load_calibration
 from engine.sched.cost import PROFILES, CostModel
 from engine.sim.policies import check_policy, make_baseline
 from engine.sim.runner import Clock, SimulatedRunner
@@ -43,11 +44,20 @@ class Machine:
 
     @classmethod
     def of_profile(cls, name: str) -> Machine:
-        """Raises `ConfigError` for a name that is unknown."""
-        cost = PROFILES.get(name)
-        if cost is None:
-            raise ConfigError(f"no profile '{name}'; there are {', '.join(PROFILES)}")
-        return cls(cost=cost, device="cpu" if name == "cpu" else "cuda")
+        """
+        Args:
+            name: of built-in figures, or the path of a file of `evenhand bench calibrate`.
+
+        Raises:
+            ConfigError: neither, or a file that is something else.
+        """
+        if name in PROFILES:
+            return cls(cost=PROFILES[name], device="cpu" if name == "cpu" else "cuda")
+        path = Path(name)
+        if not path.exists():
+            raise ConfigError(f"no profile '{name}'; there are {', '.join(PROFILES)}, or a file of bench calibrate")
+        found = load_calibration(path)
+        return cls(cost=found.cost, device=found.device)
 
     def engine_config(self, workload: Workload, policy: str) -> EngineConfig:
         """A policy that the engine does not have is replaced by one that it has: it is handed over instead."""
@@ -85,6 +95,7 @@ class _Simulation:
             eos_token_ids=(VOCAB_SIZE - 1,),
             clock=self._clock,
             policy=make_baseline(policy, config, machine.cost, workload, self._clock),
+            cost=machine.cost,
         )
         self._requests: dict[int, RequestTrace] = {}
         self._followers: defaultdict[int, list[Arrival]] = defaultdict(list)

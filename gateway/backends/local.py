@@ -15,10 +15,14 @@ from engine.errors import EngineUnavailable, RequestRejected, TemplateError
 from engine.messages import PathNode, Ready, RequestClass
 from engine.sampling_params import SamplingParams
 from engine.text.assets import TextAssets
+from gateway.backends import local_standing
 from gateway.backends.local_generation import LocalGeneration, Stream, to_gateway_error
+from gateway.backends.local_weights import EngineWeights
 from gateway.domain.catalog import ModelCard
+from gateway.domain.ids import RequestId
 from gateway.domain.record import RequestInfo
 from gateway.domain.request import Conversation, GenerationRequest, Prompt, Sampling, Text
+from gateway.domain.standing import LiveRequest
 from gateway.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from gateway.services.ports import Readiness
 
@@ -31,7 +35,7 @@ INLINE_CHARACTERS = 2000
 """Prompts up to this length are tokenized on the event loop (well under a millisecond); a thread's hop costs more."""
 
 
-class Client(Protocol):
+class Client(local_standing.Client, Protocol):
     """What we use of `engine.client.EngineClient`."""
 
     def card(self, model: str) -> Ready | None: ...
@@ -54,12 +58,17 @@ class Client(Protocol):
         deadline_ms: int | None = ...,
     ) -> Stream: ...
 
+    def set_weight(self, node_id: str, weight: int) -> None: ...
+
 
 class LocalBackend:
     """Implements `gateway.services.ports.Backend` over a pool of engines.
 
     Args:
         models: name → what is needed to turn its text into tokens and back.
+
+    Attributes:
+        weights: what the engines are told of them.
     """
 
     def __init__(
@@ -67,7 +76,9 @@ class LocalBackend:
     ) -> None:
         self._client = client
         self._models = models
+        self._standings = local_standing.LocalStandings(client)
         self._created = int(time_s())
+        self.weights = EngineWeights(client.set_weight)
 
     def cards(self) -> Sequence[ModelCard]:
         found = ((name, self._client.card(name)) for name in self._models)
@@ -80,6 +91,9 @@ class LocalBackend:
     def readiness(self) -> Readiness:
         down = [name for name in self._models if not self._client.is_up(name)]
         return Readiness(not down, f"no engine serves {', '.join(down)} right now" if down else "")
+
+    async def standing(self, request_id: RequestId) -> LiveRequest | None:
+        return await self._standings.of(request_id)
 
     async def prepare(self, request: GenerationRequest) -> LocalPrepared:
         assets = self._models.get(request.model)
@@ -112,7 +126,7 @@ class LocalBackend:
             if len(ids) >= _window(card):
                 raise ContextLengthExceeded(window=_window(card), num_prompt_tokens=len(ids), param=param)
         echo = [assets.tokenizer.decode(ids) for ids in token_ids] if request.echo else []
-        return LocalPrepared(self._client, request, assets, sampling, token_ids, echo, _window(card))
+        return LocalPrepared(self._client, self.weights, request, assets, sampling, token_ids, echo, _window(card))
 
 
 class LocalPrepared:
@@ -121,6 +135,7 @@ class LocalPrepared:
     def __init__(
         self,
         client: Client,
+        weights: EngineWeights,
         request: GenerationRequest,
         assets: TextAssets,
         sampling: SamplingParams,
@@ -133,6 +148,7 @@ class LocalPrepared:
         self.num_parts = len(token_ids)
         self.echo_texts = echo_texts
         self._client = client
+        self._weights = weights
         self._request = request
         self._assets = assets
         self._sampling = sampling
@@ -141,7 +157,7 @@ class LocalPrepared:
 
     def start(self, info: RequestInfo) -> LocalGeneration:
         request = self._request
-        path = [PathNode(node.id, node.weight) for node in info.principal.path(info.request_class)]
+        path = self._weights.path(info.path)
         streams: list[Stream] = []
         try:
             for i, ids in enumerate(self._token_ids):

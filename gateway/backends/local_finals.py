@@ -53,5 +53,6 @@ def _final(counts: FinalCounts) -> LocalFinal:
             decode_us=timings.decode_us,
             preempted_us=timings.preempted_us,
             engine_us=timings.engine_us,
+            parked_us=timings.parked_us,
         ),
     )

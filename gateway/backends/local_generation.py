@@ -15,7 +15,7 @@ from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from gateway.backends.choice_text import ChoiceText
 from gateway.domain.events import ChoiceFinished, GenerationEvent, TokenChance, TokenLogprob
-from gateway.domain.usage import EngineTimings, TokenUsage
+from gateway.domain.usage import EngineTimings, TokenUsage, over_parts
 from gateway.errors import DeadlineExceeded, EngineDown, EvenhandError, InvalidRequest
 
 RETRY_AFTER_S = 5
@@ -64,7 +64,7 @@ class LocalGeneration:
         self._choices = [_Choice(i, tokenizer, stops) for i in range(len(streams) * num_choices)]
         self._num_open = self._num_unsettled = len(self._choices)
         self._is_lost = False
-        self._timings: EngineTimings | None = None
+        self._timings: list[EngineTimings] = []
 
     def __aiter__(self) -> Self:
         return self
@@ -104,7 +104,7 @@ class LocalGeneration:
 
     @property
     def timings(self) -> EngineTimings | None:
-        return self._timings
+        return over_parts(self._timings) if self._timings else None
 
     async def _next(self) -> tuple[_Choice, Output]:
         """The engine's next news; raises `EvenhandError` when there will be none."""
@@ -158,7 +158,7 @@ class LocalGeneration:
             choice.is_settled = True
             self._num_unsettled -= 1
             if output.timings is not None:
-                self._timings = _over_choices(self._timings, output.timings)
+                self._timings.append(_timings(output.timings))
 
 
 class _Choice:
@@ -244,13 +244,12 @@ def _chance(token_id: int, logprob: float, tokenizer: Tokenizer) -> TokenChance:
     return TokenChance(utf8.decode("utf-8", "replace"), logprob, utf8)
 
 
-def _over_choices(known: EngineTimings | None, timings: Timings) -> EngineTimings:
-    """Choices run beside each other, so the longest of each part stands for the request; engine time is added up."""
-    known = known or EngineTimings()
+def _timings(timings: Timings) -> EngineTimings:
     return EngineTimings(
-        queue_us=max(known.queue_us, timings.queue_us),
-        prefill_us=max(known.prefill_us, timings.prefill_us),
-        decode_us=max(known.decode_us, timings.decode_us),
-        preempted_us=max(known.preempted_us, timings.preempted_us),
-        engine_us=known.engine_us + timings.engine_us,
+        queue_us=timings.queue_us,
+        prefill_us=timings.prefill_us,
+        decode_us=timings.decode_us,
+        preempted_us=timings.preempted_us,
+        engine_us=timings.engine_us,
+        parked_us=timings.parked_us,
     )

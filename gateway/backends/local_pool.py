@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,12 +14,14 @@ from engine.errors import EngineUnavailable
 from engine.link import EngineLink
 from engine.models.fetch import resolve_model
 from engine.router import FirstReady
+from engine.standing import TeamShare
 from engine.text.assets import load_text
 from gateway.backends.curve import curve_keys
 from gateway.backends.local import LocalBackend
 from gateway.backends.local_finals import LocalFinals
 from gateway.settings import Settings
 from gateway.telemetry.metrics import EngineLoad
+from gateway.telemetry.team_metrics import TeamLoad
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,26 @@ class LocalPool:
             num_waiting=stats.num_waiting,
             num_free_blocks=stats.num_free_blocks,
             num_used_blocks=stats.num_blocks - stats.num_free_blocks,
+            teams=tuple([_team_load(share) for share in stats.teams]),
         )
+
+    def set_weights(self, weights: Mapping[str, int]) -> None:
+        """These are the weights of all fairness nodes that have one now; the engines are told what has changed."""
+        self.backend.weights.read(weights)
+
+
+def _team_load(share: TeamShare) -> TeamLoad:
+    return TeamLoad(
+        node_id=share.team_id,
+        entitled_ppm=share.entitled_ppm,
+        served_us=share.served_us,
+        lag_us=share.lag_us,
+        num_waiting=share.num_waiting,
+        num_parked=share.num_parked,
+        num_slots=share.num_slots,
+        num_borrowed_slots=share.num_borrowed_slots,
+        num_lent_slots=share.num_lent_slots,
+    )
 
 
 def open_local_pool(settings: Settings, client_id: str | None = None) -> LocalPool:

@@ -16,8 +16,10 @@ import msgspec
 from gateway.backends.choice_text import ChoiceText
 from gateway.domain.catalog import ModelCard
 from gateway.domain.events import ChoiceFinished, GenerationEvent, TokenChance, TokenLogprob
+from gateway.domain.ids import RequestId
 from gateway.domain.record import RequestInfo
 from gateway.domain.request import Conversation, GenerationRequest, Prompt, Text
+from gateway.domain.standing import LiveRequest
 from gateway.domain.usage import EngineTimings, FinishReason, TokenUsage
 from gateway.errors import ContextLengthExceeded, EngineDown, EvenhandError, ModelNotFound
 from gateway.services.ports import Readiness
@@ -105,6 +107,25 @@ class ScriptedBackend:
 
     def readiness(self) -> Readiness:
         return Readiness(self.is_up, "" if self.is_up else "the scripted engine is down")
+
+    async def standing(self, request_id: RequestId) -> LiveRequest | None:
+        """A request that has not ended runs; nobody ever waits."""
+        if not self.is_up:
+            raise EngineDown("The engine is not available right now. Please try again shortly.", retry_after_s=2)
+        for generation in self.generations:
+            if generation.info.request_id == request_id and not generation.ended:
+                return LiveRequest(
+                    request_id=request_id,
+                    team_id=generation.info.principal.team_id,
+                    request_class=generation.info.request_class,
+                    status="running",
+                    waiting_for=None,
+                    ahead={},
+                    ahead_of_team=(),
+                    expected_wait_us=0,
+                    timings=EngineTimings(),
+                )
+        return None
 
     async def prepare(self, request: GenerationRequest) -> ScriptedPrepared:
         script = self._scripts.get(request.model)

@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import signal
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -37,12 +38,12 @@ def run(settings: Settings, supervisor_fd: int | None) -> int:
         address = check_port(server.host, server.port, "server.port")
     else:
         address = numeric_address(server.host, server.port)  # the supervisor keeps the port, and our siblings listen
-    serve_metrics = not join_shared_metrics()
-    if serve_metrics:
+    teams_file = join_shared_metrics()
+    if teams_file is None:
         check_port("127.0.0.1", server.metrics_port, "server.metrics_port")
     _allow_many_connections()
     with gateway_lock(settings):
-        uvloop.run(_serve(settings, address, supervisor_fd, serve_metrics=serve_metrics))
+        uvloop.run(_serve(settings, address, supervisor_fd, teams_file))
     return 0
 
 
@@ -62,7 +63,7 @@ def collect_garbage_less_often() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-async def _serve(settings: Settings, address: str, supervisor_fd: int | None, *, serve_metrics: bool) -> None:
+async def _serve(settings: Settings, address: str, supervisor_fd: int | None, teams_file: Path | None) -> None:
     loop = asyncio.get_running_loop()
     shutdown = Shutdown()
 
@@ -75,7 +76,7 @@ async def _serve(settings: Settings, address: str, supervisor_fd: int | None, *,
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         watch_pipe(supervisor_fd, on_orphaned)
-    app = create_app(settings, shutdown=shutdown, serve_metrics=serve_metrics)
+    app = create_app(settings, shutdown=shutdown, teams_file=teams_file)
     collect_garbage_less_often()
     async with app.lifespan():
         telling = None if supervisor_fd is None else asyncio.create_task(_tell_ready(app, supervisor_fd))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from engine.sim.comparison import compare
 from engine.sim.policies import check_policy, policy_names
+from engine.sim.replay import replay
+from engine.sim.replay_report import replay_report
 from engine.sim.report import report
 from engine.sim.simulator import Machine
 from engine.sim.workloads import make_workload, workload_names
@@ -40,3 +42,13 @@ def run(
             draw(comparison, plot_folder / f"{workload.name}.png")
             sys.stderr.write(f"picture: {plot_folder / workload.name}.png\n")
     return 0
+
+
+def run_replay(recording: Path) -> int:
+    """Print whether the plans come out as recorded, and the recorded run's figures; the exit code: 1 if they do not.
+
+    Raises `ConfigError` if the file cannot be read, or is no recording that can be replayed.
+    """
+    replayed = replay(recording)
+    sys.stdout.write(replay_report(replayed))
+    return 1 if replayed.difference else 0

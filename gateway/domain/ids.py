@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import NewType
 
@@ -9,14 +10,21 @@ RequestId = NewType("RequestId", str)
 OrganizationId = NewType("OrganizationId", str)
 TeamId = NewType("TeamId", str)
 KeyId = NewType("KeyId", str)
+SessionId = NewType("SessionId", str)
 AdminTokenId = NewType("AdminTokenId", str)
 
 REQUEST_PREFIX = "req_"
+_REQUEST_ID = re.compile(rf"{REQUEST_PREFIX}[0-9a-f]{{32}}")
 
 
 def new_request_id(now_ms: int) -> RequestId:
     """In order of time like the others, which keeps the ledger's index in one place: new rows share its last pages."""
     return RequestId(_ordered(REQUEST_PREFIX, now_ms))
+
+
+def as_request_id(text: str) -> RequestId | None:
+    """The text itself, if `new_request_id` could have made it."""
+    return RequestId(text) if _REQUEST_ID.fullmatch(text) else None
 
 
 def new_organization_id(now_ms: int) -> OrganizationId:

@@ -10,7 +10,7 @@ import msgspec
 from gateway.domain.ids import KeyId, OrganizationId, RequestId, TeamId
 from gateway.domain.principal import RequestClass
 from gateway.domain.request import Endpoint
-from gateway.domain.usage import Outcome
+from gateway.domain.usage import EngineTimings, Outcome
 
 HOUR_MS = 3_600_000
 
@@ -47,6 +47,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
         error_code: what the caller was told, if it failed after its answer had begun.
         cached_tokens: part of `prompt_tokens`.
         engine_us: the request's share of the engine's step times.
+        parked_us: with the other four it sums to the time from arrival in the engine to the end there.
         ttft_us: from arrival to first text; None if there was none, or it is not known.
         total_us: from arrival to the end; None if it is not known.
     """
@@ -72,9 +73,21 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     prefill_us: int
     decode_us: int
     preempted_us: int
+    parked_us: int = 0  # journals of older versions do not have it
     engine_us: int
     ttft_us: int | None
     total_us: int | None
+
+    @property
+    def timings(self) -> EngineTimings:
+        return EngineTimings(
+            queue_us=self.queue_us,
+            prefill_us=self.prefill_us,
+            decode_us=self.decode_us,
+            preempted_us=self.preempted_us,
+            engine_us=self.engine_us,
+            parked_us=self.parked_us,
+        )
 
 
 class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,22 @@ def lowest(*classes: RequestClass | None) -> RequestClass:
     return found
 
 
+TeamNames = tuple[str, str]
+"""Of an organization and its team, for people."""
+
+
+def organization_node(organization_id: OrganizationId) -> str:
+    return f"org:{organization_id}"
+
+
+def team_node(team_id: TeamId) -> str:
+    return f"team:{team_id}"
+
+
+NUM_TENANT_LEVELS = 2
+"""Nodes of a path whose weights administrators set: organization and team. They come first."""
+
+
 class FairNode(msgspec.Struct, frozen=True):
     """A node of the fairness tree; its id is unique in the whole tree."""
 
@@ -31,7 +47,7 @@ class FairNode(msgspec.Struct, frozen=True):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity behind a key. Fairness identity comes from here alone, never from the request.
+    """The identity behind a key. What it gets comes from here alone; a request only says which session it belongs to.
 
     Attributes:
         organization, team: names, for people; they can change. Everything else goes by the ids.
@@ -59,12 +75,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the key's scope has a model's or alias's name."""
         return self.models is None or model in self.models
 
-    def path(self, request_class: RequestClass) -> tuple[FairNode, ...]:
-        """From the organization down to the key."""
+    @property
+    def path(self) -> tuple[FairNode, ...]:
+        """From the organization down to the key. The engine puts the request's class between team and key."""
         return (
-            FairNode(f"org:{self.organization_id}", self.organization_weight),
-            FairNode(f"team:{self.team_id}", self.team_weight),
-            FairNode(f"class:{self.team_id}/{request_class}", 1),
+            FairNode(organization_node(self.organization_id), self.organization_weight),
+            FairNode(team_node(self.team_id), self.team_weight),
             FairNode(f"key:{self.key_id}", 1),
         )
 

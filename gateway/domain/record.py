@@ -6,21 +6,33 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.domain.ids import RequestId
+from gateway.domain.ids import RequestId, SessionId
 from gateway.domain.ledger import Opening
-from gateway.domain.principal import Principal, RequestClass
+from gateway.domain.principal import FairNode, Principal, RequestClass
 from gateway.domain.request import Endpoint
 from gateway.domain.usage import EngineTimings, Outcome, TokenUsage
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's identity, known before anything is done for it."""
+    """A request's identity, known before anything is done for it.
+
+    Attributes:
+        session_id: unique over all keys; None leaves the key itself as the leaf that the engine's work is charged to.
+    """
 
     request_id: RequestId
     principal: Principal
     request_class: RequestClass
     endpoint: Endpoint
     stream: bool
+    session_id: SessionId | None = None
+
+    @property
+    def path(self) -> tuple[FairNode, ...]:
+        """From the organization down to the session: who is charged for the engine's work."""
+        if self.session_id is None:
+            return self.principal.path
+        return (*self.principal.path, FairNode(f"session:{self.session_id}", 1))
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,17 @@ class Team(msgspec.Struct, frozen=True, kw_only=True):
     disabled_at_ms: int | None = None
 
 
+class RollEntry(msgspec.Struct, frozen=True):
+    """What is to be known of every team at all times: its name and weight, and its organization's."""
+
+    team_id: TeamId
+    team: str
+    team_weight: int
+    organization_id: OrganizationId
+    organization: str
+    organization_weight: int
+
+
 class Secret(msgspec.Struct, frozen=True):
     """What is kept of a raw secret.
 

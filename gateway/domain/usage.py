@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -38,6 +39,8 @@ class EngineTimings(msgspec.Struct, frozen=True):
     """Where a request's time in the engine went, in microseconds.
 
     Attributes:
+        preempted_us: having lost its place and what was computed for it.
+        parked_us: having lost its place alone.
         engine_us: its share of the time of the steps it took part in; unlike the others not a time that passed.
     """
 
@@ -46,3 +49,16 @@ class EngineTimings(msgspec.Struct, frozen=True):
     decode_us: int = 0
     preempted_us: int = 0
     engine_us: int = 0
+    parked_us: int = 0
+
+    @property
+    def passed_us(self) -> int:
+        """From its arrival in the engine to its end there."""
+        return self.queue_us + self.prefill_us + self.decode_us + self.preempted_us + self.parked_us
+
+
+def over_parts(timings: Sequence[EngineTimings]) -> EngineTimings:
+    """Of what runs beside each other, choices or prompts of one request: the parts of the one that took longest, so
+    that they sum to a time that has passed, and all of their engine time."""
+    longest = max(timings, key=lambda each: each.passed_us, default=EngineTimings())
+    return msgspec.structs.replace(longest, engine_us=sum(each.engine_us for each in timings))

@@ -50,7 +50,7 @@ class Bookkeeping:
         self._journal = JournalWriter(folder, writer_id)
         self._drain_s = drain_s
         self.recorder = MeteringRecorder(self._journal, clock)
-        self._poster = Poster(self._journal, storage)
+        self._poster = Poster(self._journal, storage, self.recorder.posted)
         self._recovery = Recovery(folder, storage, finals, clock, writer_id=writer_id, is_open=self.recorder.is_open)
 
     @asynccontextmanager

@@ -61,6 +61,7 @@ class Directory:
         self._flights: dict[str, asyncio.Task[Any]] = {}
         self._turns = asyncio.Semaphore(MAX_LOOKUPS)
         self._news = asyncio.Event()
+        self._moved = asyncio.Event()
 
     def cached(self, public_id: str) -> KeyHolder | None:
         """The holder if that is known for sure right now; None says nothing, and `find` has to be asked."""
@@ -84,6 +85,12 @@ class Directory:
         if self._listing is not None:
             return self._listing
         return await self._once("listing", self._load_listing)
+
+    async def version_after(self, seen: int | None) -> int:
+        """Wait, while it is `running`, until another version than this one is confirmed; None is no version."""
+        while self._version is None or self._version == seen:
+            await self._moved.wait()
+        return self._version
 
     def readiness(self) -> Readiness:
         is_ready = self._clock.monotonic() - self._confirmed <= UNREADY_AFTER_S
@@ -180,6 +187,8 @@ class Directory:
             self._holders.clear()
             self._unknown.clear()
             self._listing = None
+            self._moved.set()
+            self._moved = asyncio.Event()
 
     async def _keep_asking(self) -> None:
         """Not through `_once`: a query that was on its way before the news may have an answer from before."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from gateway.domain.ids import RequestId
 from gateway.domain.ledger import LedgerRow, Opening
 from gateway.domain.record import RequestRecord
-from gateway.domain.usage import EngineTimings, Outcome
+from gateway.domain.usage import EngineTimings, Outcome, over_parts
 from gateway.errors import Unavailable
 from gateway.journal.records import MAX_PROGRESS, Closed, Opened, Progress
 from gateway.journal.writer import JournalFull, JournalWriter
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 SYNC_EVERY_S = 0.1
 PROGRESS_EVERY_S = 1.0
+MOST_UNPOSTED = 10_000
+"""Settled requests that are kept to be told of until they are in the ledger. Of more, which only a database that is
+down for long can bring about, the oldest are told of when it is back."""
 _NO_TIMINGS = EngineTimings()
 _PROBE = Progress({RequestId(" " * 4096): 0})
 """Says nothing, and is longer than any row and than what is left of a disk's last block: if there is room for this one,
@@ -56,6 +59,7 @@ class MeteringRecorder:
         self._clock = clock
         self._open: dict[RequestId, _Open] = {}
         self._unwritten: deque[LedgerRow] = deque()
+        self._unposted: dict[RequestId, LedgerRow] = {}
         self._next_progress_s = 0.0
         self._trouble = ""  # why the journal took no record; empty once it takes them again
         self._must_reopen = False
@@ -75,6 +79,9 @@ class MeteringRecorder:
         row = row_of(record)
         self._open.pop(row.request_id, None)
         self._unwritten.append(row)
+        self._unposted[row.request_id] = row
+        if len(self._unposted) > MOST_UNPOSTED:
+            del self._unposted[next(iter(self._unposted))]
         try:
             self._write_rows()
         except JournalFull as e:
@@ -90,6 +97,20 @@ class MeteringRecorder:
     def is_open(self, request_id: str) -> bool:
         """The request was opened and is not settled yet."""
         return RequestId(request_id) in self._open
+
+    def find(self, request_id: RequestId) -> Opening | LedgerRow | None:
+        """A request of this process: its row if it is settled and not known to be in the ledger yet, else its opening
+        if it is open."""
+        row = self._unposted.get(request_id)
+        if row is not None:
+            return row
+        is_open = self._open.get(request_id)
+        return None if is_open is None else is_open.opening
+
+    def posted(self, rows: Sequence[LedgerRow]) -> None:
+        """These are in the ledger."""
+        for row in rows:
+            self._unposted.pop(row.request_id, None)
 
     @property
     def num_unwritten(self) -> int:
@@ -243,13 +264,7 @@ def lost_row(
         prompt_tokens=opening.prompt_tokens,
         cached_tokens=min(sum(final.cached_tokens for final in finals), opening.prompt_tokens),
         completion_tokens=max(sum(final.completion_tokens for final in finals), completion_tokens),
-        timings=EngineTimings(
-            queue_us=max((final.timings.queue_us for final in finals), default=0),
-            prefill_us=max((final.timings.prefill_us for final in finals), default=0),
-            decode_us=max((final.timings.decode_us for final in finals), default=0),
-            preempted_us=max((final.timings.preempted_us for final in finals), default=0),
-            engine_us=sum(final.timings.engine_us for final in finals),
-        ),
+        timings=over_parts([final.timings for final in finals]),
         ttft_us=None,
         total_us=None,
     )
@@ -292,6 +307,7 @@ def _row(
         decode_us=timings.decode_us,
         preempted_us=timings.preempted_us,
         engine_us=timings.engine_us,
+        parked_us=timings.parked_us,
         ttft_us=ttft_us,
         total_us=total_us,
     )

@@ -7,9 +7,11 @@ from typing import NamedTuple, Protocol, Self
 
 from gateway.domain.catalog import ModelCard
 from gateway.domain.events import GenerationEvent
+from gateway.domain.ids import RequestId
 from gateway.domain.ledger import Opening
 from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.request import GenerationRequest
+from gateway.domain.standing import LiveRequest
 from gateway.domain.usage import EngineTimings, TokenUsage
 
 
@@ -81,6 +83,12 @@ class Backend(Protocol):
 
     async def prepare(self, request: GenerationRequest) -> Prepared:
         """Raises `InvalidRequest`, `ContextLengthExceeded`, `ModelNotFound` or `EngineDown`."""
+
+    async def standing(self, request_id: RequestId) -> LiveRequest | None:
+        """Where a request stands, whichever gateway process it came through; None if no engine has it.
+
+        Raises `EngineDown` if that cannot be told right now.
+        """
 
     def readiness(self) -> Readiness: ...
 

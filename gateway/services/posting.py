@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.domain.ledger import LedgerRow
 from gateway.errors import StorageDown
@@ -34,11 +34,21 @@ async def post(storage: Storage, rows: Sequence[LedgerRow]) -> int:
 
 
 class Poster:
-    """Posts what this process closes. The rows are on disk, so it can wait for the database as long as it takes."""
+    """Posts what this process closes. The rows are on disk, so it can wait for the database as long as it takes.
 
-    def __init__(self, journal: JournalWriter, storage: Storage) -> None:
+    Args:
+        on_posted: told of rows that are in the ledger from now on.
+    """
+
+    def __init__(
+        self,
+        journal: JournalWriter,
+        storage: Storage,
+        on_posted: Callable[[Sequence[LedgerRow]], None] = lambda _: None,
+    ) -> None:
         self._journal = journal
         self._storage = storage
+        self._on_posted = on_posted
         self._tail = JournalTail(journal.folder, journal.writer_id, is_finished=False)
         self._pause_s = FIRST_PAUSE_S
 
@@ -82,6 +92,7 @@ class Poster:
         """One batch; whether it was the last for now."""
         batch = self._tail.read()
         await post(self._storage, batch.rows)
+        self._on_posted(batch.rows)
         self._tail.commit(batch)
         if self._journal.number in self._tail.damaged:
             # What comes behind the damage could not be read.

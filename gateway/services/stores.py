@@ -14,7 +14,7 @@ from gateway.domain.audit import AuditDraft, AuditEntry
 from gateway.domain.catalog import Alias, Model
 from gateway.domain.ids import AdminTokenId, KeyId, OrganizationId, TeamId
 from gateway.domain.ledger import HourlyUsage, LedgerRow, UsageTotals
-from gateway.domain.tenancy import AdminToken, ApiKey, KeyHolder, Organization, Team
+from gateway.domain.tenancy import AdminToken, ApiKey, KeyHolder, Organization, RollEntry, Team
 
 
 class OrganizationStore(Protocol):
@@ -45,6 +45,9 @@ class TeamStore(Protocol):
 
     async def page(self, *, after: str, limit: int, organization_id: OrganizationId | None = None) -> Sequence[Team]:
         """As `OrganizationStore.page`; of one organization if it is given."""
+
+    async def roll(self) -> Sequence[RollEntry]:
+        """All teams, in any order."""
 
 
 class ApiKeyStore(Protocol):

@@ -23,6 +23,7 @@ _COUNTS = (
     "prefill_us",
     "decode_us",
     "preempted_us",
+    "parked_us",
     "engine_us",
     "ttft_us",
     "total_us",

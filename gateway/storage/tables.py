@@ -143,6 +143,7 @@ ledger = Table(
     Column("engine_us", BigInteger, nullable=False),
     Column("ttft_us", BigInteger),
     Column("total_us", BigInteger),
+    Column("parked_us", BigInteger, nullable=False, server_default="0"),
     Index(None, "closed_at_ms", "request_id"),
     Index(None, "team_id", "closed_at_ms", "request_id"),
 )

@@ -8,9 +8,18 @@ import msgspec
 from sqlalchemy import Select, insert, select, update
 
 from gateway.domain.ids import OrganizationId, TeamId
-from gateway.domain.tenancy import Organization, Team
+from gateway.domain.tenancy import Organization, RollEntry, Team
 from gateway.storage.tables import organizations, teams
 from gateway.storage.transaction import Row, Transaction
+
+_ROLL = select(
+    teams.c.id.label("team_id"),
+    teams.c.name.label("team"),
+    teams.c.weight.label("team_weight"),
+    organizations.c.id.label("organization_id"),
+    organizations.c.name.label("organization"),
+    organizations.c.weight.label("organization_weight"),
+).join(organizations, organizations.c.id == teams.c.organization_id)
 
 
 class SqlOrganizations:
@@ -72,6 +81,10 @@ class SqlTeams:
         if organization_id is not None:
             statement = statement.where(teams.c.organization_id == organization_id)
         return [team_of(row) for row in await self._transaction.rows(statement)]
+
+    async def roll(self) -> Sequence[RollEntry]:
+        # Streamed, so that thousands of rows do not hold up the event loop in one piece.
+        return [RollEntry(**row) async for row in self._transaction.stream(_ROLL)]
 
     async def _one(self, statement: Select[tuple[object, ...]]) -> Team | None:
         row = await self._transaction.row(self._transaction.locking(statement))

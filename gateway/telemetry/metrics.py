@@ -10,22 +10,20 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache, partial
+from pathlib import Path
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from gateway.domain.principal import Principal
+from gateway.domain.principal import Principal, TeamNames
 from gateway.domain.record import RequestRecord
+from gateway.telemetry.team_metrics import TeamLabels, TeamLoad, TeamMetrics, nobody_known
 
 METRICS_HOST = "127.0.0.1"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 REFRESH_S = 2.0
 """Between two looks at the engine, for the gauges that tell of it."""
-OTHER = "other"
-"""Organization and team of the teams that have no labels of their own."""
-MAX_NAME = 100
-"""Most characters of a name in a label."""
 
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 
@@ -38,6 +36,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_free_blocks: int
     num_used_blocks: int
+    teams: tuple[TeamLoad, ...] = ()
 
 
 class GatewayMetrics:
@@ -45,15 +44,24 @@ class GatewayMetrics:
 
     Args:
         max_teams: teams with labels of their own: the first so many that this process sees.
+        team_names, teams_file: see `TeamMetrics`.
     """
 
-    def __init__(self, engine_is_up: Callable[[], bool], *, max_teams: int = 200) -> None:
+    def __init__(
+        self,
+        engine_is_up: Callable[[], bool],
+        *,
+        max_teams: int = 200,
+        team_names: Callable[[str], TeamNames | None] = nobody_known,
+        teams_file: Path | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._engine_is_up = engine_is_up
-        self._max_teams = max_teams
+        self._labels = TeamLabels(max_teams)
         self._by_model: dict[str, _ModelMeters] = {}
-        self._by_team: dict[tuple[str, str], _TeamMeters] = {}
-        self._other_teams: _TeamMeters | None = None
+        self._by_team: dict[TeamNames, _TeamMeters] = {}
+        self._teams = TeamMetrics(self._labels, team_names, file=teams_file)
+        self.registry.register(self._teams)
         registry = self.registry
         self.in_flight = Gauge(
             "evenhand_http_requests_in_flight",
@@ -180,6 +188,7 @@ class GatewayMetrics:
     def refresh(self, load: EngineLoad | None) -> None:
         """Say how it stands with the engine now; `load` is None if it does not answer."""
         self._engine_up.set(self._engine_is_up())
+        self._teams.update(None if load is None else load.teams)
         if load is not None:
             self._running.labels(load.model).set(load.num_running)
             self._waiting.labels(load.model).set(load.num_waiting)
@@ -206,16 +215,11 @@ class GatewayMetrics:
             keeping.cancel()
 
     def _team(self, principal: Principal) -> _TeamMeters:
-        names = (principal.organization, principal.team)
-        meters = self._by_team.get(names)
-        if meters is not None:
-            return meters
-        if len(self._by_team) < self._max_teams:
-            meters = self._by_team[names] = _TeamMeters(self, *(name[:MAX_NAME] for name in names))
-            return meters
-        if self._other_teams is None:
-            self._other_teams = _TeamMeters(self, OTHER, OTHER)
-        return self._other_teams
+        labels = self._labels.of((principal.organization, principal.team))
+        meters = self._by_team.get(labels)
+        if meters is None:
+            meters = self._by_team[labels] = _TeamMeters(self, *labels)
+        return meters
 
 
 class _TeamMeters:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from gateway.telemetry.metrics import metrics_server
+from gateway.telemetry.team_metrics import SharedTeamMetrics, teams_file
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 WORKER_VARIABLE = "PROMETHEUS_MULTIPROC_WORKER"
@@ -31,16 +32,17 @@ def worker_environment(folder: Path, worker: str) -> dict[str, str]:
     return {FOLDER_VARIABLE: str(folder), WORKER_VARIABLE: worker}
 
 
-def join_shared_metrics() -> bool:
-    """Whether this process keeps its metrics in a shared folder; another one serves them then.
+def join_shared_metrics() -> Path | None:
+    """The file for what this process knows of teams, if it keeps its metrics in a shared folder; another one serves
+    them then.
 
     To be called before the first metric is made.
     """
     worker = os.environ.get(WORKER_VARIABLE)
     if worker is None:
-        return False
+        return None
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
-    return True
+    return teams_file(Path(os.environ[FOLDER_VARIABLE]), worker)
 
 
 @contextmanager
@@ -48,6 +50,7 @@ def shared_metrics_server(port: int, folder: Path) -> Iterator[int]:
     """Serve the sums over all workers, living and dead; else like `metrics_server`."""
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
+    registry.register(SharedTeamMetrics(folder))
     with metrics_server(port, registry) as port_:
         yield port_
 
@@ -55,3 +58,4 @@ def shared_metrics_server(port: int, folder: Path) -> Iterator[int]:
 def forget_gauges(folder: Path, worker: str) -> None:
     """A worker has died: what it had in flight and thought of the engine does not count any more. Its counters stay."""
     mark_process_dead(worker, str(folder))  # type: ignore[no-untyped-call]
+    teams_file(folder, worker).unlink(missing_ok=True)

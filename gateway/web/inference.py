@@ -10,6 +10,7 @@ from litestar.types import HTTPScope, Receive
 from gateway.domain.principal import CLASSES, Principal, RequestClass, lowest
 from gateway.domain.record import RequestInfo
 from gateway.domain.request import Endpoint, GenerationRequest
+from gateway.domain.session import SessionHints, session_of
 from gateway.errors import InvalidRequest
 from gateway.services.inference import Call, Inference
 from gateway.web.body import read_body
@@ -48,7 +49,9 @@ class InferenceHttp:
             return decoder.decode(body)
         return await asyncio.to_thread(decoder.decode, body)
 
-    async def prepare(self, scope: HTTPScope, wanted: GenerationRequest, endpoint: Endpoint, *, stream: bool) -> Call:
+    async def prepare(
+        self, scope: HTTPScope, wanted: GenerationRequest, hints: SessionHints, endpoint: Endpoint, *, stream: bool
+    ) -> Call:
         """Raises what `Inference.prepare` raises, and `InvalidRequest` if a class is asked for that does not exist."""
         principal: Principal = scope["auth"]
         info = RequestInfo(
@@ -57,6 +60,7 @@ class InferenceHttp:
             request_class=lowest(principal.default_class, _wanted_class(scope)),
             endpoint=endpoint,
             stream=stream,
+            session_id=session_of(principal.key_id, scope["headers"], hints, wanted.prompts[0]),
         )
         return await self._inference.prepare(wanted, info)
 

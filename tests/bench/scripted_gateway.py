@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import uvloop
@@ -50,6 +50,9 @@ class ScriptedPool:
 
     async def load(self) -> None:
         return None
+
+    def set_weights(self, weights: Mapping[str, int]) -> None:
+        del weights
 
 
 async def serve(settings: Settings) -> None:

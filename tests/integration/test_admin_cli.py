@@ -218,7 +218,7 @@ def test_going_down_needs_a_yes(cli: Cli) -> None:
     refused = cli("migrate", "base")
 
     assert (refused.code, refused.out) == (1, "")
-    assert refused.err.startswith("evenhand: going down from revision 0001 to base deletes all keys, the ledger and")
+    assert refused.err.startswith("evenhand: going down from revision 0002 to base deletes all keys, the ledger and")
     assert "--yes" in refused.err
     assert refused.err.count("\n") == 1
     assert [row["name"] for row in _table(cli("org", "list"))] == ["acme"]

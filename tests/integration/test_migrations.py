@@ -24,7 +24,7 @@ from gateway.storage.errors import SchemaError
 from gateway.storage.schema import current, migrate
 from gateway.storage.tables import metadata
 
-NEWEST = "0001"
+NEWEST = "0002"
 ROOT = Path(__file__).parents[2]
 
 MIGRATE = """
@@ -103,6 +103,33 @@ async def test_down_and_up_with_something_in_it(storage: Database) -> None:
         assert await migrate(storage) == NEWEST
 
 
+INSERT_AS_0001 = (
+    "INSERT INTO ledger VALUES ('{id}', 1, 2, 'org_1', 'team_1', 'key_1', 'm', 'm', 'chat', true, 'batch', 'finished', "
+    "'stop', NULL, 5, 4, 3, 10, 20, 30, 40, 50, NULL, 100)"
+)
+
+
+async def test_what_the_first_version_has_written_and_still_writes_was_never_parked(empty: Database) -> None:
+    """An older gateway may still run while a newer one has moved the database on; it names the columns it knows."""
+    await migrate(empty, "0001")
+    async with empty.migrating() as connection:
+        known = await connection.run_sync(lambda c: [column["name"] for column in inspect(c).get_columns("ledger")])
+        await connection.execute(text(INSERT_AS_0001.format(id="before")))
+    await migrate(empty)
+    async with empty.migrating() as connection:
+        statement = INSERT_AS_0001.replace("ledger", f"ledger ({', '.join(known)})", 1)
+        await connection.execute(text(statement.format(id="after")))
+    async with empty.reading() as work:
+        rows = await work.ledger.rows(["before", "after"])
+    assert [(row.parked_us, row.preempted_us, row.engine_us) for row in rows] == [(0, 40, 50)] * 2
+
+    await migrate(empty, "0001")
+    assert "parked_us" not in str((await describe(empty))["ledger"])
+    await migrate(empty)
+    async with empty.reading() as work:
+        assert len(await work.ledger.rows(["before", "after"])) == 2
+
+
 def differences(connection: Connection) -> list[Any]:
     options = {"compare_type": True, "compare_server_default": True}
     return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
@@ -146,8 +173,8 @@ async def test_a_newer_database_is_refused_and_left_alone(storage: Database) -> 
 
 
 async def test_an_unknown_revision_is_refused(storage: Database) -> None:
-    with pytest.raises(SchemaError, match="no revision '0002x'; there are base, 0001 and head"):
-        await migrate(storage, "0002x")
+    with pytest.raises(SchemaError, match="no revision '0003x'; there are base, 0001, 0002 and head"):
+        await migrate(storage, "0003x")
 
 
 async def test_a_migration_that_fails_leaves_nothing(empty: Database) -> None:

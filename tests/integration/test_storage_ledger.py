@@ -213,6 +213,7 @@ PLANTED = [
     ({"prompt_tokens": -1, "cached_tokens": -2}, ["prompt_tokens is negative", "cached_tokens is negative"]),
     ({"cached_tokens": 11}, ["cached_tokens is more than prompt_tokens"]),
     ({"ttft_us": -5}, ["ttft_us is negative"]),
+    ({"parked_us": -1}, ["parked_us is negative"]),
     ({"closed_at_ms": NOW_MS - 1}, ["it was closed before it was opened"]),
     ({"outcome": "vanished"}, ["its outcome is none that there is"]),
     ({"endpoint": "telepathy"}, ["its endpoint is none that there is"]),

@@ -11,7 +11,7 @@ from storage_kit import NOW_MS, admin_token, draft, key, model, organization, se
 
 from gateway.domain.catalog import Alias
 from gateway.domain.ids import OrganizationId, TeamId
-from gateway.domain.tenancy import KeyHolder
+from gateway.domain.tenancy import KeyHolder, RollEntry
 from gateway.errors import Conflict
 from gateway.storage.database import Database
 
@@ -141,6 +141,23 @@ async def test_a_key_and_a_token_are_replaced_as_a_whole(storage: Database) -> N
         assert await work.admin_tokens.get(changed_token.id) == changed_token
         assert await work.admin_tokens.by_public_id(changed_token.secret.public_id) == changed_token
         assert await work.admin_tokens.by_public_id("nobody") is None
+
+
+async def test_the_roll_has_every_team_with_its_organization_as_they_are_now(storage: Database) -> None:
+    async with storage.writing() as work:
+        for number in (1, 2):
+            await work.organizations.add(organization(number, weight=number))
+        await work.organizations.add(organization(3))  # without teams
+        for number in range(1201):
+            await work.teams.add(team(number, organization_id=organization(1 + number % 2).id, weight=1 + number))
+        await work.teams.replace(team(7, organization_id=organization(2).id, name="renamed", weight=99))
+
+    async with storage.reading() as work:
+        roll = {entry.team_id: entry for entry in await work.teams.roll()}
+    assert len(roll) == 1201
+    assert roll[team(7).id] == RollEntry(team(7).id, "renamed", 99, organization(2).id, organization(2).name, 2)
+    assert roll[team(1200).id].team_weight == 1201
+    assert roll[team(1200).id].organization == organization(1).name
 
 
 async def test_models_and_aliases(storage: Database) -> None:

@@ -142,6 +142,7 @@ def house(
         "EVENHAND_SERVER__WORKERS": "2",
         "EVENHAND_DATABASE__URL": postgres.new_database(),
         "EVENHAND_REDIS__URL": redis_server.url,
+        "EVENHAND_ENGINE__POLICY": "fair",
     }
     house = EvenhandProcess(new_home(), free_port(), free_port(), settings)
     try:
@@ -176,6 +177,9 @@ def test_two_workers_serve_and_one_that_is_killed_comes_back_while_the_other_goe
     counted = Scrape(house.metrics_port)
     assert counted.total("evenhand_requests_total") == 12
     assert counted("evenhand_team_tokens_total", team="alpha", kind="completion") == 24
+    wait_until(lambda: "evenhand_team_engine_seconds_total" in Scrape(house.metrics_port).names())
+    charged_s = Scrape(house.metrics_port)("evenhand_team_engine_seconds_total", organization="demo", team="alpha")
+    assert 0 < charged_s < 60, "the engine's figure, which both workers know"
 
     workers[0].kill()
     workers[0].wait(10)

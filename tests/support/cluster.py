@@ -1,7 +1,7 @@
 """Gateways, an engine, PostgreSQL and Redis, all of them real processes that a test may kill.
 
 The gateways share a home, as on one machine: when one dies, the other one settles what it left. The engine has no model
-(`scripted_engine_program`); everything in front of it is what is shipped.
+(`scripted_engine_program`, or one of one's choice); everything in front of it is what is shipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from databases import PostgresServer, RedisServer
 from evenhand_process import wait_until
 from scripted_engine_program import MODEL
 
-ENGINE_PROGRAM = Path(__file__).with_name("scripted_engine_program.py")
+SCRIPTED_ENGINE = Path(__file__).with_name("scripted_engine_program.py")
+FAIR_ENGINE = Path(__file__).with_name("fair_engine_program.py")
 START_S = 60.0
 
 
@@ -92,8 +93,12 @@ class Gateway(Member):
 class Cluster:
     """Gateways and an engine that belong together.
 
+    Args:
+        engine: its program, and the argument after the endpoint.
+
     Attributes:
         environment: what ``evenhand`` needs to work on the same hub.
+        endpoint: of the engine.
     """
 
     def __init__(
@@ -103,7 +108,7 @@ class Cluster:
         free_port: Callable[[], int],
         *,
         num_gateways: int,
-        step_ms: float,
+        engine: tuple[Path, str],
         settings: dict[str, str],
     ) -> None:
         self.home = folder / "home"
@@ -115,9 +120,9 @@ class Cluster:
             "EVENHAND_ENGINE__ENDPOINT": endpoint,
             **settings,
         }
-        self.engine = Member(
-            "engine", [sys.executable, str(ENGINE_PROGRAM), endpoint, str(step_ms)], self.environment, folder
-        )
+        self.endpoint = endpoint
+        program, argument = engine
+        self.engine = Member("engine", [sys.executable, str(program), endpoint, argument], self.environment, folder)
         self.gateways = [
             Gateway(f"gateway-{i}", free_port(), free_port(), self.environment, folder) for i in range(num_gateways)
         ]
@@ -171,6 +176,7 @@ def running_cluster(
     free_port: Callable[[], int],
     *,
     step_ms: float = 2.0,
+    engine: tuple[Path, str] | None = None,
     settings: dict[str, str] | None = None,
 ) -> Iterator[SharedCluster]:
     """Two gateways on PostgreSQL and Redis."""
@@ -184,7 +190,12 @@ def running_cluster(
         database_url = postgres.new_database()
         services = {"EVENHAND_DATABASE__URL": database_url, "EVENHAND_REDIS__URL": redis.url}
         cluster = SharedCluster(
-            folder, models, free_port, num_gateways=2, step_ms=step_ms, settings=services | (settings or {})
+            folder,
+            models,
+            free_port,
+            num_gateways=2,
+            engine=engine or (SCRIPTED_ENGINE, str(step_ms)),
+            settings=services | (settings or {}),
         )
         cluster.postgres, cluster.redis, cluster.database_url = postgres, redis, database_url
         stack.callback(cluster.close)
@@ -199,10 +210,12 @@ def running_alone(
     free_port: Callable[[], int],
     *,
     step_ms: float = 2.0,
+    engine: tuple[Path, str] | None = None,
     settings: dict[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """One gateway, on SQLite."""
-    cluster = Cluster(folder, models, free_port, num_gateways=1, step_ms=step_ms, settings=settings or {})
+    engine = engine or (SCRIPTED_ENGINE, str(step_ms))
+    cluster = Cluster(folder, models, free_port, num_gateways=1, engine=engine, settings=settings or {})
     try:
         cluster.start()
         yield cluster
@@ -210,4 +223,4 @@ def running_alone(
         cluster.close()
 
 
-__all__ = ["MODEL", "Cluster", "Gateway", "Member", "SharedCluster", "running_alone", "running_cluster"]
+__all__ = ["FAIR_ENGINE", "MODEL", "Cluster", "Gateway", "Member", "SharedCluster", "running_alone", "running_cluster"]

@@ -1,12 +1,16 @@
-"""Scheduler and fair policy on a clock that moves by what the cost model says; no runner, no text. Quick.
+"""Scheduler and policy on a clock that moves by what the cost model says; no runner, no text. Quick.
 
-Service is counted here anew from the plans, so the policy's own books are not asked.
+Everything is counted here anew from requests and plans, so the policy's own books are not asked; `fair_measures.py`
+looks into them where a rule speaks of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -18,7 +22,7 @@ from engine.sampling_params import SamplingParams
 from engine.sched.cost import CostModel
 from engine.sched.fair.parameters import FairParameters
 from engine.sched.fair.policy import FairShare
-from engine.sched.plan import StepPlan
+from engine.sched.plan import Chunk, StepPlan
 from engine.sched.policy import Policy
 from engine.sched.scheduler import Scheduler, Step
 from engine.stats import Counters
@@ -32,6 +36,7 @@ COST = CostModel(
 )
 
 NodePath = tuple[str, ...]
+"""Ids from the top: org, team, class, key, session."""
 
 
 def path_of(names: str, *weights: int) -> tuple[PathNode, ...]:
@@ -60,8 +65,90 @@ class Seen:
         return self.token_us[0] - self.request.arrival_us
 
 
+@dataclass(frozen=True)
+class Parking:
+    """A request lost its row to a claimant.
+
+    Attributes:
+        step: steps planned before this one.
+        num_computed: tokens of the holder by then.
+        was_paused: the holder was at its cap.
+        num_rows: held below each node just before.
+        weights: of each node.
+        v: of each node just before, where the policy keeps any.
+    """
+
+    step: int
+    claimant: Request
+    holder: Request
+    num_computed: int
+    was_paused: bool
+    num_rows: Counter[NodePath]
+    weights: dict[NodePath, int]
+    v: dict[NodePath, int]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a step did not grant.
+
+    Attributes:
+        residents: with work that it did not grant.
+        waiting: without a row.
+        num_free_rows: that nobody holds.
+    """
+
+    residents: list[Request]
+    waiting: list[Request]
+    num_free_rows: int
+
+
+class Witness:
+    """A `Policy` around another that notes who was parked for whom."""
+
+    def __init__(self, policy: Policy, harness: FairHarness) -> None:
+        self._policy = policy
+        self._harness = harness
+        self._claim: tuple[Request, Counter[NodePath], dict[NodePath, int]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def yields_row(self, claimant: Request) -> Iterator[Request]:
+        for holder in self._policy.yields_row(claimant):
+            self._claim = claimant, self._harness.num_rows(), virtual_times(self._policy)
+            yield holder
+
+    def parked(self, request: Request) -> None:
+        assert self._claim is not None, "parked for nobody"
+        claimant, num_rows, v = self._claim
+        self._harness.parkings.append(
+            Parking(
+                step=len(self._harness.plans),
+                claimant=claimant,
+                holder=request,
+                num_computed=request.num_computed,
+                was_paused=request.state is RequestState.AT_CAP,
+                num_rows=num_rows,
+                weights=dict(self._harness.weights),
+                v=v,
+            )
+        )
+        self._policy.parked(request)
+
+
 class FairHarness:
-    """Steps one after another, each applied before the next is planned."""
+    """Steps one after another.
+
+    Args:
+        plan_ahead: a step is planned before the one before it is applied, as long as nothing else has happened.
+        make_policy: called as `FairShare` is.
+
+    Attributes:
+        targets_us: the target step in force at each step, by the promises of the classes present.
+        left: what the step planned last left out.
+        charged_us: what should have been charged for all plans so far.
+    """
 
     def __init__(
         self,
@@ -71,21 +158,44 @@ class FairHarness:
         cost: CostModel = COST,
         parameters: FairParameters | None = None,
         num_blocks: int = 100_000,
+        plan_ahead: bool = False,
         make_policy: Callable[..., Policy] = FairShare,
     ) -> None:
         self.cost = cost
+        self.parameters = parameters or FairParameters()
+        self.max_sequences = max_sequences
+        self.max_step_tokens = max_step_tokens
         self.now_us = 1_000_000
         self.kv = KVCache(num_blocks, 16, PrefixCache())
-        self.policy = make_policy(cost, max_sequences, parameters=parameters)
+        self.policy = make_policy(
+            cost, max_sequences, parameters=parameters, num_cached_tokens=partial(_num_cached_tokens, self.kv)
+        )
         self.counters = Counters()
         self.scheduler = Scheduler(
-            self.policy, self.kv, self.counters, max_sequences=max_sequences, max_step_tokens=max_step_tokens
+            Witness(self.policy, self),
+            self.kv,
+            self.counters,
+            max_sequences=max_sequences,
+            max_step_tokens=max_step_tokens,
         )
         self.seen: dict[str, Seen] = {}
+        self.live: dict[str, Seen] = {}
         self.plans: list[StepPlan] = []
         self.steps: list[Step] = []
         self.step_us: list[int] = []
-        self.served_us: dict[NodePath, int] = {}
+        self.targets_us: list[int] = []
+        self.left = Left([], [], max_sequences)
+        self.parkings: list[Parking] = []
+        self.served_us: Counter[NodePath] = Counter()
+        self.charged_us = 0
+        self.weights: dict[NodePath, int] = {}
+        self._plan_ahead = plan_ahead
+        self._in_flight: tuple[Step, int] | None = None
+        self._has_news = False
+        self._last_ran_us: dict[str, int] = {}
+        self._class_weights = dict(self.parameters.class_weights)
+
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -95,7 +205,12 @@ class FairHarness:
         *,
         request_class: RequestClass = "interactive",
         prompt: list[int] | None = None,
+        cap: int | None = None,
     ) -> str:
+        """
+        Args:
+            cap: where it pauses until `raise_cap`; None lets it run to its output's end.
+        """
         number = len(self.seen)
         request = Request(
             request_id=f"r{number}",
@@ -104,43 +219,67 @@ class FairHarness:
             path=path_of(path) if isinstance(path, str) else path,
             request_class=request_class,
             cache_salt="",
-            token_ids=prompt or [1000 + number, *range(num_tokens - 1)],
+            token_ids=list(prompt) if prompt else [1000 + number, *range(num_tokens - 1)],
             sampling=SamplingParams(seed=1),
             stop_ids=frozenset(),
-            output_cap=output,
+            output_cap=min(output, cap or output),
             output_limit=output,
-            hold_at_cap=False,
+            hold_at_cap=cap is not None,
             arrival_us=self.now_us,
         )
-        self.seen[request.request_id] = Seen(request, [])
+        seen = self.seen[request.request_id] = self.live[request.request_id] = Seen(request, [])
+        self._learn_weights(request)
+        self._has_news = True
         self.scheduler.add(request)
-        return request.request_id
+        return seen.request.request_id
 
     def abort(self, request_id: str) -> None:
-        seen = self.seen[request_id]
-        if seen.ended_us is None:
-            self._end(seen)
+        if request_id in self.live:
+            self._has_news = True
+            self._end(self.live[request_id])
+
+    def raise_cap(self, request_id: str, more: int) -> None:
+        """So many tokens more; one that has ended is left alone."""
+        if request_id not in self.live:
+            return
+        request = self.of(request_id)
+        is_paused = request.state is RequestState.AT_CAP
+        self._has_news = True
+        request.output_cap = min(request.output_cap + more, request.output_limit)
+        if is_paused:
+            self.scheduler.resume(request, self.now_us)
+
+    def set_weight(self, node_id: str, weight: int) -> None:
+        self._has_news = True
+        for names in self.weights:
+            if names[-1] == node_id:
+                self.weights[names] = weight
+        self.policy.set_weight(node_id, weight)
 
     def of(self, request_id: str) -> Request:
         return self.seen[request_id].request
 
+    # --- steps --------------------------------------------------------------------------------------------------------
+
     def step(self) -> dict[str, int]:
-        """Plan a step and apply it: tokens by request; {} if there was nothing to do (the clock moves a little)."""
-        step = self.scheduler.schedule(self.now_us)
-        if step is None:
+        """Apply the oldest step that is planned: tokens by request; {} if there was nothing to do (the clock moves a
+        little)."""
+        if self._in_flight is None:
+            self._in_flight = self._plan(is_ahead=False)
+        if self._in_flight is None:
             self.now_us += 1000
             return {}
-        self.plans.append(step.plan)
-        self.steps.append(step)
-        costs = [
-            self.cost.marginal_us(c.start, c.start + c.num_tokens, r.num_prompt_tokens)
-            for r, c in zip(step.requests, step.plan.chunks, strict=True)
-        ]
-        self.step_us.append(self.cost.step_us(costs))
-        self.now_us += self.step_us[-1]
+        step, elapsed_us = self._in_flight
+        self._in_flight = self._plan(is_ahead=True) if self._plan_ahead and not self._has_news else None
+        self.now_us += elapsed_us
+        self.policy.measured(elapsed_us)
         for request, chunk in zip(step.requests, step.plan.chunks, strict=True):
-            self._count(request, chunk.start, chunk.start + chunk.num_tokens)
-            assert self.scheduler.settle(request, chunk)
+            cost_us = self._useful_us(request, chunk)
+            if not self.scheduler.settle(request, chunk):
+                continue
+            self.seen[request.request_id].served_us += cost_us
+            for names in prefixes(names_of(request)):
+                self.served_us[names] += cost_us
             if chunk.samples:
                 self._sample(request)
         return {r.request_id: c.num_tokens for r, c in zip(step.requests, step.plan.chunks, strict=True)}
@@ -151,35 +290,79 @@ class FairHarness:
 
     def drain(self, most_steps: int = 5000) -> None:
         for _ in range(most_steps):
-            if not self.scheduler.num_runnable:
+            if not self.scheduler.num_runnable and self._in_flight is None:
                 return
             self.step()
         raise AssertionError("not done")
+
+    def until_token(self, request_id: str, most_steps: int = 5000) -> int:
+        """Steps until the request has its first token; most_steps if it has none by then."""
+        for i in range(most_steps):
+            if self.seen[request_id].token_us:
+                return i
+            self.step()
+        return most_steps
+
+    # --- looking in ---------------------------------------------------------------------------------------------------
 
     def plan_bytes(self) -> bytes:
         return msgspec.msgpack.encode(self.plans)
 
     def backlogged(self) -> set[NodePath]:
-        """Nodes below which resident work was left ungranted by the last step, from requests alone.
+        """Nodes below which resident work was left ungranted by the step planned last."""
+        return {names for request in self.left.residents for names in prefixes(names_of(request))}
 
-        Asked before the next step: what a step sampled is work that came after it.
-        """
-        granted = dict(zip(self.steps[-1].requests, self.steps[-1].plan.chunks, strict=True))
-        found: set[NodePath] = set()
-        for seen in self.seen.values():
-            request = seen.request
-            if request.row is None or seen.ended_us is not None:
-                continue
-            if request not in granted or not granted[request].samples:
-                found.update(prefixes(names_of(request)))
-        return found
+    def num_rows(self) -> Counter[NodePath]:
+        """Held by each node; () is the root."""
+        held: Counter[NodePath] = Counter()
+        for seen in self.live.values():
+            if seen.request.row is not None:
+                held.update([(), *prefixes(names_of(seen.request))])
+        return held
 
-    def _count(self, request: Request, start: int, end: int) -> None:
-        cost_us = self.cost.marginal_us(max(start, min(end, request.high_water)), end, request.num_prompt_tokens)
-        assert cost_us >= 0
-        self.seen[request.request_id].served_us += cost_us
-        for names in prefixes(names_of(request)):
-            self.served_us[names] = self.served_us.get(names, 0) + cost_us
+    def limit_us(self, i: int) -> int:
+        """Marginal work that step i has room for."""
+        target_us = self.targets_us[i]
+        return max(1, target_us - self.cost.fixed_us, target_us // 4)
+
+    def _plan(self, *, is_ahead: bool) -> tuple[Step, int] | None:
+        if not is_ahead:
+            self._has_news = False
+        step = self.scheduler.schedule(self.now_us, is_ahead=is_ahead)
+        if step is None:
+            return None
+        self.plans.append(step.plan)
+        self.steps.append(step)
+        self.targets_us.append(self._target_us())
+        chunks = list(zip(step.requests, step.plan.chunks, strict=True))
+        elapsed_us = self.cost.step_us(
+            self.cost.marginal_us(c.start, c.start + c.num_tokens, r.num_prompt_tokens) for r, c in chunks
+        )
+        self.step_us.append(elapsed_us)
+        self.charged_us += sum(self._useful_us(r, c) for r, c in chunks)
+        for request in step.requests:
+            self._last_ran_us[request.request_class] = self.now_us
+        live = [seen.request for seen in self.live.values()]
+        self.left = Left(
+            [r for r in live if r.state is RequestState.RUNNING and r.num_scheduled < len(r.token_ids)],
+            [r for r in live if r.state in (RequestState.WAITING, RequestState.PARKED)],
+            self.max_sequences - sum(r.row is not None for r in live),
+        )
+        return step, elapsed_us
+
+    def _target_us(self) -> int:
+        """Of a class with requests, or that ran not long before; what a step's own requests are makes no odds."""
+        keep = 100 - self.parameters.margin_percent
+        present = {seen.request.request_class for seen in self.live.values()} | {
+            name for name, at_us in self._last_ran_us.items() if self.now_us - at_us < self.parameters.linger_us
+        }
+        return min(promise_us * keep // 100 for name, promise_us in self.parameters.promises_us if name in present)
+
+    def _useful_us(self, request: Request, chunk: Chunk) -> int:
+        """Of what was never computed before."""
+        end = chunk.start + chunk.num_tokens
+        low = max(chunk.start, min(end, request.high_water))
+        return self.cost.marginal_us(low, end, request.num_prompt_tokens)
 
     def _sample(self, request: Request) -> None:
         if not request.num_output_tokens:
@@ -187,21 +370,54 @@ class FairHarness:
         request.token_ids.append(7)
         seen = self.seen[request.request_id]
         seen.token_us.append(self.now_us)
-        if request.num_output_tokens >= request.output_cap:
+        if request.num_output_tokens < request.output_cap:
+            return
+        if request.hold_at_cap and request.output_cap < request.output_limit:
+            self.scheduler.pause(request)
+        else:
             self._end(seen)
 
     def _end(self, seen: Seen) -> None:
         seen.ended_us = self.now_us
+        del self.live[seen.request.request_id]
         seen.request.enter(seen.request.phase, self.now_us)
         self.scheduler.end(seen.request)
         assert seen.request.state is RequestState.FINISHED
 
+    def _learn_weights(self, request: Request) -> None:
+        path = request.path
+        org, team, key = ((path[i].weight if i < len(path) else 1) for i in range(3))
+        session = path[-1].weight if len(path) > 3 else 1
+        weights = (org, team, self._class_weights[request.request_class], key, session)
+        self.weights.update(zip(prefixes(names_of(request)), weights, strict=True))
+
 
 def names_of(request: Request) -> NodePath:
-    """Org, team, class, key."""
+    """Org, team, class, key, session; what a path does not name is empty."""
     ids = [node.id for node in request.path]
-    return (*ids[:2], request.request_class, *ids[2:3])
+    org, team, key = (*ids[:3], "", "", "")[:3]
+    return org, team, request.request_class, key, "\n".join(ids[3:])
 
 
 def prefixes(names: NodePath) -> list[NodePath]:
     return [names[: i + 1] for i in range(len(names))]
+
+
+def virtual_times(policy: Policy) -> dict[NodePath, int]:
+    """Of all nodes that the policy keeps, by names; nothing for a policy without a tree."""
+    found: dict[NodePath, int] = {}
+    tree = getattr(policy, "tree", None)
+    nodes: list[tuple[NodePath, Any]] = [((), tree.root)] if tree is not None else []
+    while nodes:
+        above, node = nodes.pop()
+        for child in node.children.values():
+            # A class has its team's id before its own name; a plain name says more.
+            names = (*above, child.id.rpartition(":")[2] if len(above) == 2 else child.id)
+            found[names] = child.v
+            nodes.append((names, child))
+    return found
+
+
+def _num_cached_tokens(kv: KVCache, request: Request) -> int:
+    kv.lookup(request.token_ids, request.cache_salt, request.prefix)
+    return len(request.prefix) * kv.block_tokens

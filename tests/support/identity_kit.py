@@ -17,7 +17,7 @@ from gateway.domain.catalog import Alias, Model
 from gateway.domain.credential import ADMIN_TOKEN, API_KEY, Peppers, issue, parse
 from gateway.domain.ids import KeyId, OrganizationId, TeamId
 from gateway.domain.principal import Principal
-from gateway.domain.tenancy import ApiKey, KeyHolder, Organization, Secret, Team
+from gateway.domain.tenancy import ApiKey, KeyHolder, Organization, RollEntry, Secret, Team
 from gateway.services.authenticate import Authenticator
 
 KEY = "eh_TestTestTest_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG4UO6VT"
@@ -145,6 +145,18 @@ class _Keys:
         return self._tables.holders.get(public_id)
 
 
+class _Teams:
+    def __init__(self, storage: MemoryStorage, tables: _Tables) -> None:
+        self._storage = storage
+        self._tables = tables
+
+    async def roll(self) -> list[RollEntry]:
+        self._storage.num_rolls_asked += 1
+        await self._storage.pause("roll")
+        owners = [(each.team, each.organization) for each in self._tables.holders.values()]
+        return [RollEntry(t.id, t.name, t.weight, o.id, o.name, o.weight) for t, o in owners]
+
+
 class _Catalog:
     def __init__(self, storage: MemoryStorage, tables: _Tables) -> None:
         self._storage = storage
@@ -163,6 +175,7 @@ class _Work:
         self._storage = storage
         self._tables = tables
         self.keys = _Keys(storage, tables)
+        self.teams = _Teams(storage, tables)
         self.catalog = _Catalog(storage, tables)
 
     async def version(self) -> int:
@@ -173,7 +186,7 @@ class _Work:
 
 
 class MemoryStorage:
-    """Implements the reading half of `gateway.services.stores.Storage`: version, holders and catalogue.
+    """Implements the reading half of `gateway.services.stores.Storage`: version, holders, catalogue and roll.
 
     A transaction sees what was there when it began. Tests change things through the methods below, hold up queries
     (`hold`), make them fail (`down`), and see what was asked.
@@ -191,6 +204,7 @@ class MemoryStorage:
         self.looked_up: list[str] = []
         self.num_versions_asked = 0
         self.num_listings_asked = 0
+        self.num_rolls_asked = 0
         self.num_reading = 0
         self.most_reading = 0
         for holder in holders:
@@ -230,7 +244,7 @@ class MemoryStorage:
         self._tables = _Tables()
 
     def hold(self, query: str) -> asyncio.Event:
-        """From now on queries of this kind (``version``, ``holder``, ``models``) wait until the event is set."""
+        """From now on queries of this kind (``version``, ``holder``, ``models``, ``roll``) wait for the event."""
         self._held[query] = asyncio.Event()
         return self._held[query]
 

@@ -13,7 +13,7 @@ from engine.messages import Output, Ready, Timings
 from gateway.backends.local import LocalBackend
 from gateway.backends.local_generation import LocalGeneration
 from gateway.domain.events import GenerationEvent, TextDelta
-from gateway.domain.ids import KeyId, OrganizationId, RequestId, TeamId
+from gateway.domain.ids import KeyId, OrganizationId, RequestId, SessionId, TeamId
 from gateway.domain.principal import Principal
 from gateway.domain.record import RequestInfo
 from gateway.domain.request import GenerationRequest, Prompt, Text
@@ -32,6 +32,7 @@ INFO = RequestInfo(
     request_class="standard",
     endpoint="chat",
     stream=True,
+    session_id=SessionId("s1"),
 )
 
 
@@ -76,7 +77,11 @@ class FakeClient:
         )
         self.streams = list(streams)
         self.submits: list[dict[str, Any]] = []
+        self.weights: list[tuple[str, int]] = []
         self.refusal: EngineError | None = None
+
+    def set_weight(self, node_id: str, weight: int) -> None:
+        self.weights.append((node_id, weight))
 
     def card(self, model: str) -> Ready | None:
         return self.known if model == "m" else None

@@ -18,7 +18,7 @@ from gateway.services.metering import EngineFinal
 from gateway.services.recovery import FinalsPage
 
 NOW_MS = 1_900_000_000_000
-TIMINGS = EngineTimings(queue_us=10, prefill_us=20, decode_us=30, preempted_us=40, engine_us=50)
+TIMINGS = EngineTimings(queue_us=10, prefill_us=20, decode_us=30, preempted_us=40, engine_us=50, parked_us=60)
 PRINCIPAL = Principal(
     organization_id=OrganizationId("org_1"),
     team_id=TeamId("team_1"),
@@ -36,6 +36,16 @@ class Told:
 
 
 NOTHING_YET = Told(0)
+
+
+class OwnRequests:
+    """Implements `gateway.services.lookup.OwnRequests`."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Opening | LedgerRow] = {}
+
+    def find(self, request_id: str) -> Opening | LedgerRow | None:
+        return self.known.get(request_id)
 
 
 def opening(name: str, *, prompt_tokens: int = 20, num_parts: int = 1, opened_at_ms: int = NOW_MS) -> Opening:
@@ -69,7 +79,7 @@ def record(opened: Opening, *, completion_tokens: int = 8, outcome: Outcome = "f
         closed_at_ms=opened.opened_at_ms + 500,
         outcome=outcome,
         usage=TokenUsage(prompt_tokens=opened.prompt_tokens, completion_tokens=completion_tokens, cached_tokens=16),
-        timings=EngineTimings(queue_us=1, prefill_us=2, decode_us=3, preempted_us=4, engine_us=5),
+        timings=EngineTimings(queue_us=1, prefill_us=2, decode_us=3, preempted_us=4, engine_us=5, parked_us=6),
         finish_reason="stop",
         error_code=None,
         first_delta_s=0.25,
@@ -176,6 +186,9 @@ class _Ledger:
             else:
                 self._storage.num_conflicts += known != row
         return len(self._new)
+
+    async def rows(self, request_ids: Iterable[str]) -> list[LedgerRow]:
+        return [self._storage.rows[each] for each in request_ids if each in self._storage.rows]
 
     async def present(self, request_ids: Iterable[str]) -> set[str]:
         return set(request_ids) & self._storage.rows.keys()

@@ -21,6 +21,7 @@ import msgspec
 
 from engine.errors import RequestRejected
 from engine.messages import FinishReason, Output, Stats, Submit, Timings
+from engine.standing import Standing
 
 PATIENCE_S = 20.0
 
@@ -75,6 +76,26 @@ class ScriptedCore:
 
     def stats(self) -> Stats:
         return Stats(engine_id="", num_running=len(self._caps), num_steps=self._num_steps)
+
+    def standing(self, *request_ids: str) -> Standing:
+        """Those that wait have all that came before them ahead, and have waited 1,000 us."""
+        for request_id in request_ids:
+            if request_id not in self._caps:
+                continue
+            message = self.submitted[request_id]
+            waits = message.cache_salt == "wait"
+            earlier = list(self._caps)[: list(self._caps).index(request_id)] if waits else []
+            return Standing(
+                team_id=message.path[1].id,
+                request_class=message.request_class,
+                phase="queue" if waits else "at_cap" if request_id in self._held else "decode",
+                resource="slot" if waits else "",
+                ahead={"interactive": len(earlier)} if earlier else {},
+                ahead_of_team=tuple(earlier),
+                expected_wait_us=2_500_000 if waits else 0,
+                queue_us=1000,
+            )
+        return Standing()
 
     def check_integrity(self) -> None:
         self.num_checks += 1

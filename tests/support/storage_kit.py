@@ -98,6 +98,7 @@ def ledger_row(n: int = 1, **fields: Any) -> LedgerRow:
         "prefill_us": 2,
         "decode_us": 3,
         "preempted_us": 4,
+        "parked_us": 6,
         "engine_us": 5,
         "ttft_us": None,
         "total_us": 7,

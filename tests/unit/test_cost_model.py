@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from engine.errors import ConfigError
-from engine.sched.cost import PROFILES, CostModel, load_cost_model, store_cost_model
+from engine.sched.cost import PROFILES, CostModel
 
 SIMPLE = CostModel(
     fixed_us=1000, prefill_token_ns=10_000, prefill_context_ps=1_000_000, decode_token_ns=3_000, decode_context_ps=0
@@ -51,30 +50,6 @@ def test_the_most_tokens_within_a_budget(profile: str) -> None:
 def test_the_profiles_give_the_figures_they_were_made_from() -> None:
     assert PROFILES["cpu"].marginal_us(0, 100, 100) == pytest.approx(100 * 330, rel=0.05)
     assert PROFILES["gpu8b"].marginal_us(100_000, 100_256, 200_000) == pytest.approx(36_000, rel=0.05)
-
-
-def test_a_stored_model_is_loaded_as_it_was(tmp_path: Path) -> None:
-    store_cost_model(SIMPLE, tmp_path / "cost.json")
-
-    assert load_cost_model(tmp_path / "cost.json") == SIMPLE
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{}", '{"fixed_us": 0.5}', '{"fixed_us": 1, "prefill_token_ns": 1, "speed": 3}', "[1, 2]"]
-)
-def test_what_is_no_cost_model_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "cost.json"
-    path.write_text(text)
-
-    with pytest.raises(ConfigError, match=r"cost\.json"):
-        load_cost_model(path)
-
-
-def test_a_file_out_of_reach_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.json"):
-        load_cost_model(tmp_path / "none.json")
-    with pytest.raises(ConfigError, match=r"no/cost\.json"):
-        store_cost_model(SIMPLE, tmp_path / "no" / "cost.json")
 
 
 @pytest.mark.parametrize("wrong", [{"fixed_us": 0}, {"decode_token_ns": 0}, {"prefill_context_ps": -1}])

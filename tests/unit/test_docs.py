@@ -14,6 +14,7 @@ import typer.main
 from admin_kit import admin_routes, ledger_row
 from identity_kit import PEPPERS, MemoryStorage, SteppedClock, fixed_authenticator
 from litestar import Litestar
+from metering_kit import OwnRequests
 
 from gateway.app import build
 from gateway.backends.scripted import ScriptedBackend
@@ -26,6 +27,7 @@ from gateway.domain.tenancy import AdminToken, ApiKey, Organization, Team
 from gateway.errors import EvenhandError
 from gateway.services.admin_tokens import AdminAuthenticator
 from gateway.services.administration import Administration
+from gateway.services.lookup import RequestLookup
 from gateway.services.usage import UsageReports
 from gateway.settings import ServerSettings, Settings, all_settings
 from gateway.settings_sources import load_settings
@@ -114,13 +116,14 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 
 
 def _application() -> Litestar:
-    storage, clock = MemoryStorage(), SteppedClock()
+    storage, clock, backend = MemoryStorage(), SteppedClock(), ScriptedBackend({})
     administration = Administration.over(storage, None, PEPPERS, clock)
     return build(
-        backend=ScriptedBackend({}),
+        backend=backend,
         authenticator=fixed_authenticator(),
         server=ServerSettings(),
         usage=UsageReports(storage, clock),
+        lookup=RequestLookup(backend, storage, OwnRequests(), clock),
         admin=admin_router(administration, AdminAuthenticator(storage, PEPPERS, clock), clock, body_timeout_s=1),
     )
 

@@ -21,6 +21,7 @@ def test_no_setting_is_lost_between_the_file_and_the_engine(tmp_path: Path) -> N
         "kv_cache_bytes": 12345678,
         "host_kv_bytes": 87654321,
         "record": tmp_path / "plans.jsonl",
+        "cost_model": tmp_path / "cost.json",
     }
     settings = Settings(home=tmp_path, engine=EngineSettings(model=str(model), threads=5, **wanted))
     defaults = EngineConfig(model=model)

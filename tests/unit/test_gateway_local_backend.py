@@ -37,8 +37,8 @@ async def test_the_engine_is_told_who_asks_and_how_much_it_may_make() -> None:
     assert [(node.id, node.weight) for node in submit["path"]] == [
         ("org:o1", 1),
         ("team:t1", 3),
-        ("class:t1/standard", 1),
         ("key:k1", 1),
+        ("session:s1", 1),
     ]
     assert submit["cache_salt"] == "team:t1"
     assert submit["request_class"] == "standard"

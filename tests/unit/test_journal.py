@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 from metering_kit import opening, record
 
@@ -58,6 +59,20 @@ def test_what_was_appended_is_read(folder: JournalFolder) -> None:
     assert tail.open == {}
     writer.close(remove=True)
     assert list(folder.path.iterdir()) == []
+
+
+def test_a_row_of_a_version_that_did_not_park_is_read(folder: JournalFolder) -> None:
+    class Older(msgspec.Struct, tag="closed"):
+        row: dict[str, object]
+
+    row = msgspec.structs.asdict(closed("a").row)
+    assert row.pop("parked_us") == 6
+    writer = JournalWriter(folder, ME)
+    writer.append(Older(row))  # type: ignore[arg-type]
+
+    (read,) = JournalTail(folder, ME, is_finished=False).read().rows
+    assert read == msgspec.structs.replace(closed("a").row, parked_us=0)
+    writer.close(remove=True)
 
 
 def test_what_was_read_and_not_committed_is_read_again(folder: JournalFolder) -> None:

@@ -27,6 +27,8 @@ from engine.messages import (
     Refused,
     Rejected,
     SetWeight,
+    StandingQuery,
+    StandingReply,
     Stats,
     StatsQuery,
     Submit,
@@ -38,6 +40,7 @@ from engine.messages import (
     encode,
 )
 from engine.sampling_params import SamplingParams
+from engine.standing import Standing
 
 TO_ENGINE: list[ToEngine] = [
     Hello("e", "gateway-1"),
@@ -59,6 +62,7 @@ TO_ENGINE: list[ToEngine] = [
     SetWeight("e", "team", 4),
     ChargeExternal("e", "team", 123_456),
     StatsQuery("e", 7),
+    StandingQuery("e", 8, "r", ("r-0", "r-1")),
     CollectFinals("e", ("r", "s"), "gateway-0"),
     Ping("e", 12),
 ]
@@ -85,6 +89,11 @@ FROM_ENGINE: list[FromEngine] = [
     ),
     Rejected("e", "r", "over_capacity", "too long"),
     Stats(engine_id="e", query_id=7, num_running=3, busy_us=9),
+    StandingReply(
+        "e",
+        8,
+        Standing(team_id="team", request_class="batch", phase="queue", resource="slot", ahead={"batch": 2}, queue_us=5),
+    ),
     Finals(
         "e",
         (
@@ -113,6 +122,7 @@ REQUIRED = {
     "set_weight": {"engine_id", "node_id", "weight"},
     "charge_external": {"engine_id", "node_id", "cost_us"},
     "stats": {"engine_id", "query_id"},
+    "standing": {"engine_id", "query_id", "request_id"},
     "collect_finals": {"engine_id"},
     "ping": {"engine_id"},
     "ready": {
@@ -127,6 +137,7 @@ REQUIRED = {
     "outputs": {"engine_id", "outputs"},
     "rejected": {"engine_id", "request_id", "code", "message"},
     "stats_reply": {"engine_id"},
+    "standing_reply": {"engine_id", "query_id", "standing"},
     "finals": {"engine_id", "finals"},
     "pong": {"engine_id"},
     "refused": {"engine_id", "reason"},

@@ -10,6 +10,7 @@ import pytest
 from client_kit import until
 from metering_kit import NOTHING_YET, NOW_MS, Clock, Finals, MemoryStorage, Told, opening, record
 
+from gateway.domain.ids import RequestId
 from gateway.domain.ledger import LedgerRow, Opening
 from gateway.domain.usage import TokenUsage
 from gateway.errors import Unavailable
@@ -97,6 +98,7 @@ def test_a_row_says_all_that_the_record_says() -> None:
         prefill_us=2,
         decode_us=3,
         preempted_us=4,
+        parked_us=6,
         engine_us=5,
         ttft_us=250_000,
         total_us=500_000,
@@ -114,6 +116,36 @@ def test_a_request_is_on_disk_when_it_is_opened_and_when_it_is_settled(folder: J
     assert read_rows(folder) == [row_of(record(opened))]
     assert not recorder.is_open("r")
     journal.close(remove=True)
+
+
+async def test_a_request_can_be_found_until_it_is_in_the_ledger(folder: JournalFolder, quick: None) -> None:
+    writer, storage = JournalWriter(folder, ME), MemoryStorage()
+    recorder = MeteringRecorder(writer, Clock())
+    poster = Poster(writer, storage, recorder.posted)
+    opened = opening("r")
+    assert recorder.find(opened.request_id) is None
+    recorder.opened(opened, NOTHING_YET)
+    assert recorder.find(opened.request_id) == opened
+    recorder.settled(record(opened))
+    assert recorder.find(opened.request_id) == row_of(record(opened))
+    storage.is_down = True
+    assert not await poster.drain(0.01)
+    assert recorder.find(opened.request_id) == row_of(record(opened))
+    storage.is_down = False
+    assert await poster.drain(1)
+    assert recorder.find(opened.request_id) is None
+    assert storage.rows == {"r": row_of(record(opened))}
+    writer.close(remove=True)
+
+
+def test_settled_requests_are_not_kept_without_bound(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metering, "MOST_UNPOSTED", 3)
+    writer = JournalWriter(folder, ME)
+    recorder = MeteringRecorder(writer, Clock())
+    for i in range(5):
+        recorder.settled(record(opening(f"r{i}")))
+    assert [i for i in range(5) if recorder.find(RequestId(f"r{i}"))] == [2, 3, 4]
+    writer.close(remove=True)
 
 
 def test_a_full_disk_refuses_new_requests_and_keeps_settled_ones_in_order(

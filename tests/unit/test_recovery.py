@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from metering_kit import Clock, Crash, Final, Finals, MemoryStorage, opening, record
+from metering_kit import TIMINGS, Clock, Crash, Final, Finals, MemoryStorage, opening, record
 
 from engine.client import CollectedFinals
 from engine.messages import FinalCounts, Timings
@@ -50,16 +50,16 @@ async def test_a_lost_request_is_charged_what_the_engine_says(folder: JournalFol
     (row,) = storage.rows.values()
     assert (row.outcome, row.finish_reason, row.error_code) == ("lost", "length", None)
     assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (20, 16, 11)
-    assert (row.queue_us, row.prefill_us, row.decode_us, row.preempted_us, row.engine_us) == (10, 20, 30, 40, 50)
+    assert row.timings == TIMINGS
     assert (row.ttft_us, row.total_us) == (None, None)
     assert finals.kept[DEAD] == []
     assert list(folder.path.iterdir()) == []
 
 
-async def test_the_parts_of_a_request_are_added_up(folder: JournalFolder) -> None:
+async def test_the_parts_of_a_request_are_added_up_but_for_times_which_are_of_the_longest(folder: JournalFolder) -> None:
     left_by_a_dead_process(folder, Opened(opening("r", num_parts=3)))
     storage = MemoryStorage()
-    timings = EngineTimings(queue_us=70, engine_us=7)
+    timings = EngineTimings(queue_us=TIMINGS.passed_us - 1, engine_us=7)
     parts = [
         Final("r-0", completion_tokens=4, finish_reason="stop"),
         Final("r-2", completion_tokens=5, finish_reason="stop", timings=timings),
@@ -68,7 +68,7 @@ async def test_the_parts_of_a_request_are_added_up(folder: JournalFolder) -> Non
     await recovery(folder, storage, Finals({DEAD: parts})).look()
     row = storage.rows["r"]
     assert (row.completion_tokens, row.finish_reason) == (9, "stop")
-    assert (row.queue_us, row.decode_us, row.engine_us) == (70, 30, 57)
+    assert row.timings == msgspec.structs.replace(TIMINGS, engine_us=TIMINGS.engine_us + 7)
 
 
 async def test_engines_that_have_not_told_everything_are_waited_for(folder: JournalFolder) -> None:
@@ -187,7 +187,9 @@ async def test_what_an_engine_says_is_taken_over_in_full() -> None:
                     num_computed_tokens=3,
                     num_output_tokens=2,
                     finish=finish,
-                    timings=Timings(queue_us=1, prefill_us=2, decode_us=3, preempted_us=4, engine_us=5),
+                    timings=Timings(
+                        queue_us=1, prefill_us=2, decode_us=3, preempted_us=4, engine_us=5, parked_us=6
+                    ),
                 )
                 for finish in ("length", "abort")
             ]
@@ -199,4 +201,4 @@ async def test_what_an_engine_says_is_taken_over_in_full() -> None:
     assert [final.finish_reason for final in page.finals] == ["length", ""]
     final = page.finals[0]
     assert (final.cached_tokens, final.completion_tokens) == (4, 2)
-    assert msgspec.structs.astuple(final.timings) == (1, 2, 3, 4, 5)
+    assert msgspec.structs.astuple(final.timings) == (1, 2, 3, 4, 5, 6)

@@ -15,6 +15,8 @@ from engine.sched.fair.promises import Credit, Promises
 from engine.sched.fair.roster import Roster
 from engine.sched.fair.round import Round
 from engine.sched.fair.shop import Shop
+from engine.sched.fair.standing import standing_of
+from engine.sched.fair.teams import TeamBooks
 from engine.sched.fair.tree import Entry, Node, Tree
 from engine.sched.fair.virtual_time import SCALE, advance
 from engine.sched.fair.window import HeapWindow, Window
@@ -60,6 +62,7 @@ class FairShare:
             make_window=make_window,
             num_cached_tokens=num_cached_tokens,
         )
+        self._teams = TeamBooks(self._shop)
         self._round: Round | None = None
         self._num_rounds = 0
         self._backlogged: dict[Node, None] = {}
@@ -99,6 +102,7 @@ class FairShare:
     def sealed(self) -> None:
         done, self._round = self._round, None
         assert done is not None, "sealed before anything was offered"
+        self._teams.sealed(done)
         for entry in done.granted:
             self._shop.promises.ran(entry.request.request_class, done.now_us)
         for entry in done.demand:
@@ -132,11 +136,12 @@ class FairShare:
     def measured(self, elapsed_us: int) -> None:
         """Time means nothing here."""
 
-    def standing(self, request: Request, now_us: int) -> Standing:  # noqa: ARG002 - the port's signature
-        return Standing()
+    def standing(self, request: Request, now_us: int) -> Standing:
+        last_step = self._num_rounds if self._round is None else 0
+        return standing_of(self._shop, self._shop.roster.entries[request], now_us, last_step)
 
     def teams(self) -> tuple[TeamShare, ...]:
-        return ()
+        return self._teams.shares()
 
     def set_weight(self, node_id: str, weight: int) -> None:
         self.tree.set_weight(node_id, weight)

@@ -6,6 +6,7 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
+from gateway.domain.session import SessionHints
 from gateway.web.decoding import BodyDecoder
 from gateway.web.inference import InferenceHttp, deadline_ms
 from gateway.web.openai.chat_events import ChatAnswer, ChatStream
@@ -27,7 +28,8 @@ class ChatController(Controller):
         scope = request.scope
         wire = await inference.read(scope, request.receive, _body)
         wanted = chat_to_domain(wire, deadline_ms(scope))
-        call = await inference.prepare(scope, wanted, "chat", stream=bool(wire.stream))
+        hints = SessionHints(prompt_cache_key=wire.prompt_cache_key, tools=bytes(wire.tools))
+        call = await inference.prepare(scope, wanted, hints, "chat", stream=bool(wire.stream))
         if wire.stream:
             return inference.stream(call, ChatStream(call, include_usage=wire.wants_usage))
         return inference.answer(call, ChatAnswer(call, with_logprobs=bool(wire.logprobs)))

@@ -6,6 +6,7 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
+from gateway.domain.session import SessionHints
 from gateway.web.decoding import BodyDecoder
 from gateway.web.inference import InferenceHttp, deadline_ms
 from gateway.web.openai.completion_events import CompletionAnswer, CompletionStream
@@ -27,7 +28,8 @@ class CompletionsController(Controller):
         scope = request.scope
         wire = await inference.read(scope, request.receive, _body)
         wanted = completion_to_domain(wire, deadline_ms(scope))
-        call = await inference.prepare(scope, wanted, "completions", stream=bool(wire.stream))
+        hints = SessionHints(prompt_cache_key=wire.prompt_cache_key)
+        call = await inference.prepare(scope, wanted, hints, "completions", stream=bool(wire.stream))
         if wire.stream:
             return inference.stream(call, CompletionStream(call, include_usage=wire.wants_usage))
         return inference.answer(call, CompletionAnswer(call, with_logprobs=wire.logprobs is not None))

@@ -43,6 +43,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
+    prompt_cache_key: str | None = None
     # vLLM's extras
     top_k: int | None = None
     min_p: float | None = None
@@ -72,6 +73,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     tool_choice: str | NamedTool | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"null")
+    """Not decoded, since the model is not told of them; they only tell conversations apart."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

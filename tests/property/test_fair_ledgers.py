@@ -1,0 +1,189 @@
+"""What the ledgers of fair share hold: work done, counted once; nothing for waiting, idling, leaving or being canceled."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from examples import examples
+from fair_days import (
+    LONGEST,
+    Abort,
+    Arrive,
+    Day,
+    Player,
+    aborts,
+    arrivals,
+    days,
+    everything,
+    in_one_organization,
+    raises,
+    reweighs,
+)
+from fair_harness import FairHarness, NodePath, path_of, virtual_times
+from fair_measures import SCALE, distance_us, ledger_us
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+crowded = days(
+    arrivals(capped=True, most=6),
+    aborts,
+    raises,
+    reweighs,
+    num_blocks=(100_000, 300, 700),
+    max_step_tokens=(100_000, 100_000, 150),
+    quiet=60,
+)
+"""Pools that are too small among them, so that work is lost and done again."""
+quick = settings(
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@quick
+@given(day=crowded.map(in_one_organization))
+def test_what_is_charged_is_the_cost_of_the_work_done_however_it_was_sliced_parked_and_done_again(day: Day) -> None:
+    harness = Player(day).play()
+    requests = [seen.request for seen in harness.seen.values()]
+    worth_us = sum(harness.cost.marginal_us(r.num_cached_tokens, r.high_water, r.num_prompt_tokens) for r in requests)
+
+    assert ledger_us(harness, "0") == worth_us
+
+
+@quick
+@given(day=crowded.map(in_one_organization))
+def test_steps_planned_ahead_are_charged_once_and_those_dropped_are_not(day: Day) -> None:
+    harness = Player(day, plan_ahead=True).play()
+
+    assert ledger_us(harness, "0") == harness.charged_us
+
+
+@quick
+@given(sizes=st.lists(st.tuples(st.integers(1, 2000), st.integers(1, 40)), min_size=1, max_size=6))
+def test_a_charge_is_the_same_at_all_levels(sizes: list[tuple[int, int]]) -> None:
+    """Of one lonely path: what its nodes are charged by a step, those that were there before and are there after it."""
+    steps = tuple((Arrive((0, 0, 0, 0), "standard", num_tokens, output),) for num_tokens, output in sizes)
+    last: dict[NodePath, int] = {}
+    last_us = 0
+
+    def look(harness: FairHarness) -> None:
+        nonlocal last, last_us
+        now = {names: v * harness.weights[names] for names, v in virtual_times(harness.policy).items()}
+        charged = {now[names] - last[names] for names in now.keys() & last.keys()}
+        assert not charged or len(now) < 5 or charged == {(harness.charged_us - last_us) * SCALE}
+        last, last_us = now, harness.charged_us
+
+    Player(Day((1,), steps, 60)).play(look)
+
+
+@quick
+@given(day=everything, plan_ahead=st.booleans())
+def test_virtual_time_never_goes_back_neither_by_leaving_nor_by_another_weight(day: Day, plan_ahead: bool) -> None:
+    last: dict[NodePath, int] = {}
+
+    def look(harness: FairHarness) -> None:
+        for names, v in virtual_times(harness.policy).items():
+            assert v >= last.get(names, 0), names
+            last[names] = v
+
+    Player(day, plan_ahead=plan_ahead).play(look)
+
+
+@quick
+@given(day=everything, at=st.integers(0, 25), guests=st.lists(arrivals(most=6), min_size=1, max_size=3))
+def test_who_is_canceled_before_it_ran_leaves_nothing_behind(day: Day, at: int, guests: list[Arrive]) -> None:
+    """Not a trace in any later plan, for whatever teams came and went between two steps."""
+
+    def plans(*, with_guests: bool) -> bytes:
+        player = Player(day)
+        for i, events in enumerate((*day.steps, *[()] * day.num_quiet_steps)):
+            if i == at and with_guests:
+                _visit(player, guests)
+            for event in events:
+                player.happen(event)
+            player.harness.step()
+        return player.harness.plan_bytes()
+
+    assert plans(with_guests=True) == plans(with_guests=False)
+
+
+def _visit(player: Player, guests: list[Arrive]) -> None:
+    """Come, be canceled, and take the numbers that they had with them."""
+    harness = player.harness
+    before = list(harness.seen)
+    for guest in guests:
+        player.happen(guest)
+    for request_id in [each for each in harness.seen if each not in before]:
+        harness.abort(request_id)
+        del harness.seen[request_id]
+
+
+@quick
+@given(day=crowded, victim=st.integers(0, 20), num_tokens=st.integers(1, 60))
+def test_a_cancel_leaves_the_ledgers_as_an_ordinary_end_after_the_same_work(
+    day: Day, victim: int, num_tokens: int
+) -> None:
+    request_id = f"r{victim}"
+
+    def plans(*, canceled: bool) -> bytes:
+        player = Player(day)
+        ended = False
+        for events in (*day.steps, *[()] * day.num_quiet_steps):
+            for event in events:
+                player.happen(event)
+            request = player.harness.seen[request_id].request if request_id in player.harness.seen else None
+            if request is not None and not canceled and not ended:
+                request.output_limit = num_tokens
+                request.output_cap = min(request.output_cap, num_tokens)
+            player.harness.step()
+            if request is not None and request.num_output_tokens >= num_tokens:
+                ended = True
+                player.harness.abort(request_id)
+        return player.harness.plan_bytes()
+
+    assert plans(canceled=True) == plans(canceled=False)
+
+
+@quick
+@given(day=everything)
+def test_when_all_have_gone_nobody_is_counted_anywhere(day: Day) -> None:
+    player = Player(day)
+    harness = player.play()
+    for request_id in list(harness.live):
+        player.happen(Abort(int(request_id[1:])))
+    root = harness.policy.tree.root
+
+    assert (root.num_requests, root.num_seekers, root.num_rows, root.weight_present) == (0, 0, 0, 0)
+    harness.scheduler.check()
+    assert harness.kv.num_available == harness.kv.num_blocks
+
+
+@quick
+@given(
+    num_idle=st.integers(0, 400),
+    weights=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    ran_before=st.booleans(),
+    num_tokens=st.sampled_from([1000, LONGEST - 100]),
+)
+def test_who_was_idle_is_not_paid_for_it(
+    num_idle: int, weights: tuple[int, int], ran_before: bool, num_tokens: int
+) -> None:
+    """The one that comes back gets ahead of the one that worked by no more than the bound, however long it was away."""
+    harness = FairHarness()
+    paths = {name: path_of(f"o/{name}/k", 1, weight) for name, weight in zip(("lazy", "busy"), weights, strict=True)}
+    if ran_before:
+        harness.submit(paths["lazy"], 50, 1)
+    for i in range(90_000 // num_tokens):
+        harness.submit(paths["busy"], num_tokens + 7 * i, 1)
+    harness.run(num_idle)
+    for i in range(30_000 // num_tokens):
+        harness.submit(paths["lazy"], num_tokens + 7 * i, 1)
+    start = harness.served_us.copy()
+    for _ in range(100):
+        harness.step()
+        lazy, busy = (
+            Fraction(harness.served_us["o", f"o/{name}"] - start["o", f"o/{name}"], weight)
+            for name, weight in zip(("lazy", "busy"), weights, strict=True)
+        )
+        assert lazy - busy <= Fraction(distance_us(harness), weights[0])

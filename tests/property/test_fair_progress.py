@@ -1,0 +1,188 @@
+"""Who goes on, and when: no step is idle, nobody stands still for longer than can be computed, slots do not go to and
+fro."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from examples import examples
+from fair_days import CLASSES, Arrive, Day, Player, TreePath, aborts, arrivals, days, everything, raises, reweighs
+from fair_harness import FairHarness, NodePath, names_of, prefixes
+from fair_measures import SCALE, distance_us, next_token_us
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.messages import RequestClass
+from engine.request import Request
+from engine.sched.fair.policy import FairShare
+from engine.sched.policy import Policy
+
+quick = settings(
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+roomy = days(arrivals(capped=True), aborts, raises, reweighs, max_step_tokens=(100_000, 100_000, 150), quiet=60)
+
+
+@quick
+@given(day=roomy)
+def test_a_step_leaves_out_nothing_that_fits_unless_it_was_cut_short_for_a_newcomer(day: Day) -> None:
+    """And time lost in steps cut short is paid from the credit: one fixed cost each, 2 % of all time."""
+    num_cut = 0
+    parameters = day.parameters
+
+    def look(harness: FairHarness) -> None:
+        nonlocal num_cut
+        if not harness.steps or not _leaves_out_what_fits(harness):
+            return
+        num_cut += 1
+        if any(parking.step == len(harness.plans) - 1 for parking in harness.parkings):
+            return  # for a newcomer that has lost its slot again in this very step
+        assert _fitted_newcomers_us(harness) * 5 // 4 + harness.cost.fixed_us // 4 >= _spent_us(harness)
+        earned_us = sum(harness.step_us) * parameters.credit_percent // 100
+        assert num_cut <= parameters.most_credit_steps + earned_us // harness.cost.fixed_us
+
+    Player(day).play(look)
+
+
+def _leaves_out_what_fits(harness: FairHarness) -> bool:
+    """In the step planned last a resident, or somebody who waits while a row is free, could have had one more token."""
+    room_us = harness.limit_us(-1) - _spent_us(harness)
+    if harness.plans[-1].num_tokens >= harness.max_step_tokens:
+        return False
+    left = harness.left
+    able = left.residents + (left.waiting if left.num_free_rows else [])
+    return any(next_token_us(harness, request) <= room_us for request in able)
+
+
+def _spent_us(harness: FairHarness) -> int:
+    return harness.step_us[-1] - harness.cost.fixed_us
+
+
+def _fitted_newcomers_us(harness: FairHarness) -> int:
+    """What the step planned last does for requests that have their first token by it."""
+    step = harness.steps[-1]
+    return sum(
+        harness.cost.marginal_us(c.start, c.start + c.num_tokens, r.num_prompt_tokens)
+        for r, c in zip(step.requests, step.plan.chunks, strict=True)
+        if c.samples and len(harness.seen[r.request_id].token_us) <= 1
+    )
+
+
+@quick
+@given(day=everything)
+def test_something_runs_in_every_step_and_everybody_ends(day: Day) -> None:
+    player = Player(day)
+    harness = player.harness
+    for events in (*day.steps, *[()] * day.num_quiet_steps):
+        for event in events:
+            player.happen(event)
+        num_runnable = harness.scheduler.num_runnable
+        assert bool(harness.step()) == bool(num_runnable)
+    # From here on nothing arrives: a step computes one token at least, and what is lost is lost to somebody older.
+    num_steps = sum(len(seen.request.token_ids) + seen.request.output_limit for seen in harness.live.values())
+    for _ in range(20 * (num_steps + 1)):
+        if not harness.live:
+            break
+        if not harness.scheduler.num_runnable:
+            for request_id in list(harness.live):
+                harness.raise_cap(request_id, 100)
+        assert harness.step()
+    assert not harness.live
+    harness.scheduler.check()
+
+
+def _lowest_common(one: Request, other: Request) -> tuple[NodePath, NodePath]:
+    """The two siblings below which the two requests are."""
+    pairs = zip(prefixes(names_of(one)), prefixes(names_of(other)), strict=True)
+    return next((pair for pair in pairs if pair[0] != pair[1]), ((), ()))
+
+
+@quick
+@given(day=roomy)
+def test_a_slot_is_only_taken_from_who_holds_more_by_weight_and_never_twice_without_progress(day: Day) -> None:
+    """More even after the exchange; or else by Θ further ahead. Nobody parks his equal, nor one of his own."""
+    harness = Player(day).play()
+    computed: dict[Request, int] = {}
+    for parking in harness.parkings:
+        claimant, holder = _lowest_common(parking.claimant, parking.holder)
+        assert parking.num_computed > computed.get(parking.holder, -1)
+        computed[parking.holder] = parking.num_computed
+        if parking.was_paused:
+            continue
+        assert claimant, "parked for another one of the same session"
+        weight, own = parking.weights[holder], parking.weights[claimant]
+        num_rows, num_own = parking.num_rows[holder], parking.num_rows[claimant]
+        assert num_rows * own > num_own * weight
+        if num_rows * own <= (num_own + 1) * weight:
+            ahead = (parking.v[holder] - parking.v[claimant]) * weight
+            assert ahead >= day.lag_steps * min(harness.targets_us) * SCALE
+
+
+Crowd = list[tuple[TreePath, RequestClass]]
+crowds = st.lists(
+    st.tuples(
+        st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 1)), st.sampled_from(CLASSES)
+    ),
+    min_size=1,
+    max_size=8,
+)
+"""Where endless requests are, each in a session of its own."""
+weight_lists = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
+
+
+def longest_wait(
+    crowd: Crowd, weights: tuple[int, ...], *, num_tokens: int, num_rows: int, make_policy: Callable[..., Policy] = FairShare
+) -> Fraction:
+    """What others got before some request went on, as a part of what they may get (`_allowed_us`); the largest."""
+    steps = tuple((Arrive((*path, 100 + i), where, num_tokens, 100_000),) for i, (path, where) in enumerate(crowd))
+    day = Day(weights, steps, 400, max_sequences=num_rows, window_steps=1, lag_steps=1)
+    went_on_at: dict[str, int] = {}
+    total_us, worst = 0, Fraction(0)
+
+    def look(harness: FairHarness) -> None:
+        nonlocal total_us, worst
+        for request_id in harness.live:
+            went_on_at.setdefault(request_id, total_us)
+        total_us += _spent_us(harness)
+        for request in harness.steps[-1].requests:
+            went_on_at[request.request_id] = total_us
+        for request_id, seen in harness.live.items():
+            waited_us = total_us - went_on_at[request_id]
+            worst = max(worst, waited_us / _allowed_us(harness, seen.request))
+
+    Player(day, make_policy).play(look)
+    return worst
+
+
+def _allowed_us(harness: FairHarness, request: Request) -> Fraction:
+    """What all others may get, at like work, before the request goes on.
+
+    While a node could run and gets nothing, a sibling comes from at most B by the node's weight behind it to at most B
+    by its own weight ahead of it. What its family needs to get for that, the family's own siblings get by weight, too.
+    """
+    bound_us = distance_us(harness)
+    allowed = Fraction(max(harness.targets_us))
+    for node in reversed(prefixes(names_of(request))):
+        others = [w for other, w in harness.weights.items() if other != node and other[:-1] == node[:-1]]
+        weight = harness.weights[node]
+        allowed += sum((bound_us + (bound_us + allowed) * Fraction(other, weight) for other in others), Fraction(0))
+    return allowed
+
+
+@quick
+@given(crowd=crowds, weights=weight_lists)
+def test_every_prompt_goes_on_before_others_have_got_what_can_be_computed(
+    crowd: Crowd, weights: tuple[int, ...]
+) -> None:
+    assert longest_wait(crowd, weights, num_tokens=100_000, num_rows=8) <= 1
+
+
+@quick
+@given(crowd=crowds, weights=weight_lists, num_rows=st.integers(1, 4))
+def test_every_decode_gets_its_turn_in_the_slots_before_others_have_got_what_can_be_computed(
+    crowd: Crowd, weights: tuple[int, ...], num_rows: int
+) -> None:
+    assert longest_wait(crowd, weights, num_tokens=5, num_rows=num_rows) <= 1
