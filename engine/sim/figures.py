@@ -54,8 +54,14 @@ def jain_index(values: Sequence[float]) -> float:
 
 
 def latency(run: Run, team: str) -> Latency:
-    """Requests that had no first token when the run was cut off count with the time they had waited."""
-    traces = [trace for trace in run.requests.values() if trace.arrival.team == team and trace.refused is None]
+    """Of requests that came in the measured time. Those that had no first token when the run was cut off count with the
+    time they had waited."""
+    since_us = run.workload.measure_from_us
+    traces = [
+        trace
+        for trace in run.requests.values()
+        if trace.arrival.team == team and trace.refused is None and trace.arrived_us >= since_us
+    ]
     waits = [wait for trace in traces if (wait := _wait_us(trace, run.ended_us)) is not None]
     gaps = [b - a for trace in traces for a, b in pairwise(trace.token_us)]
     return Latency(

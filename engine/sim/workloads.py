@@ -92,7 +92,7 @@ def _on_off(name: str, pen: Pen) -> Workload:
 
 
 def _shares(name: str, pen: Pen) -> Workload:
-    until_us = pen.s(60)
+    until_us = pen.s(180)
     for team, weight in (("one", 1), ("two", 2), ("four", 4)):
         _greedy(pen, team, until_us, weight)
     about = "three teams with weights 1:2:4, all of which always have more"
@@ -109,7 +109,7 @@ def _equal(name: str, pen: Pen) -> Workload:
 
 
 def _nested(name: str, pen: Pen) -> Workload:
-    until_us = pen.s(60)
+    until_us = pen.s(180)
     teams = {"a1": ("a", 1, 1), "a3": ("a", 1, 3), "b2": ("b", 2, 2), "b1": ("b", 2, 1)}
     for team, (org, org_weight, weight) in teams.items():
         _greedy(pen, team, until_us, weight, org=org, org_weight=org_weight)

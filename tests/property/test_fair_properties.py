@@ -6,14 +6,10 @@ What the ledgers hold is in `test_fair_ledgers.py`, who goes on when in `test_fa
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
-import pytest
 from examples import examples
 from fair_days import Day, Player, aborts, days, everything, of_depth, play, reweighs
-from fair_harness import FairHarness
 from fair_measures import Gaps
 from fair_reference import slow_fair_share
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +17,6 @@ from hypothesis import strategies as st
 
 from engine.sched.fair.policy import FairShare
 from engine.sched.policy import Policy
-from engine.sim.policies import make_baseline
 
 
 def quick(num: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from engine.messages import PathNode
 from engine.sched.fair.parameters import FairParameters
-from engine.sched.fair.policy import FairShare
 
 quick = settings(
     max_examples=examples(15),

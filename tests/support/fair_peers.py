@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from engine.sched.cost import CostModel
 from engine.sched.fcfs import Fcfs
 from engine.sched.policy import Policy
-from engine.sim.baselines import LongestPrefix, StrictPriority, TokenBuckets, VirtualTokenCounter
+from engine.sim.baselines import LongestPrefix, StrictPriority, VirtualTokenCounter
 from engine.sim.timed_steps import TimedSteps
 
 

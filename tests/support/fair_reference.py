@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
+
 from engine.sched.fair.policy import FairShare
 from engine.sched.fair.tree import Entry, Node
 from engine.sched.fair.virtual_time import SCALE, forgive
@@ -47,6 +50,9 @@ class SlowClaims:
     def changed(self, leaf: Node) -> None:
         """Nothing is kept."""
 
+    def rescaled(self, parent: Node) -> None:
+        """Nothing is kept."""
+
     def start(self, step: int) -> None:
         self._step = step
         self._dealt = []
@@ -84,7 +90,10 @@ class SlowClaims:
         return min(node.num_seekers, look) > self._num_dealt(node)
 
     def _key(self, node: Node) -> tuple[int, int, int]:
-        return (node.num_rows + self._num_dealt(node) + 1) * SCALE // node.weight, node.v, node.number
+        assert node.parent is not None
+        least = min(sibling.weight for sibling in node.parent.children.values())
+        level = ceil(Fraction((node.num_rows + self._num_dealt(node) + 1) * least, node.weight))
+        return level, node.v, node.number
 
 
 def slow_fair_share(*args: object, **kwargs: object) -> FairShare:

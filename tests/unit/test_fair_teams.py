@@ -131,7 +131,7 @@ def test_lag_is_positive_behind_the_siblings_and_negative_ahead_of_them() -> Non
     shares = teams_of(harness)
 
     assert shares["acme/red"].lag_us == pytest.approx(before["acme/red"].lag_us - 1_000_000, abs=1)
-    assert shares["acme/red"].lag_us < -900_000
+    assert shares["acme/red"].lag_us < -800_000
     harness.policy.charge_external("acme/blue", 10_000_000)
     harness.step()
     assert teams_of(harness)["acme/red"].lag_us >= 0, "the clock is that of the one who is furthest behind"

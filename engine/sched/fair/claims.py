@@ -1,7 +1,8 @@
 """Whose turn is it to get a sequence slot: a deal over the tree, one request after another.
 
-At every node the next slot goes to the child that would hold the fewest by its weight, then to the one with the
-smallest virtual time. Dealt out slot by slot this is the weighted max-min share of the slots.
+At every node the next slot goes to the child that would hold the fewest by its weight, in whole slots of the smallest
+weight there; among those that are equal so, to the one with the smallest virtual time. Dealt out slot by slot this is
+the weighted max-min share of the slots, whose remainders go round by virtual time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
 from engine.sched.fair.tree import Entry, Node
-from engine.sched.fair.virtual_time import SCALE
 
 _MOST_STALE = 4
 """A heap is made anew when it has so many times more entries than there are children."""
@@ -33,6 +33,10 @@ class Claims(Protocol):
         """A new step: nothing is dealt."""
         ...
 
+    def rescaled(self, parent: Node) -> None:
+        """The smallest weight of its children has changed."""
+        ...
+
     def pass_over(self, entry: Entry) -> None:
         """A seeker that is not to be dealt in this step, having just lost its row."""
         ...
@@ -43,7 +47,14 @@ class Claims(Protocol):
 
 
 def claim_key(node: Node) -> tuple[int, int, int]:
-    return (node.num_rows + node.num_asked + 1) * SCALE // node.weight, node.v, node.number
+    return level_of(node, node.num_rows + node.num_asked + 1), node.v, node.number
+
+
+def level_of(node: Node, num_rows: int) -> int:
+    """So many slots by weight, counted in slots of the sibling with the smallest weight and rounded up: what one has
+    more than another within one such slot is for virtual time to decide."""
+    assert node.parent is not None, "the root has no siblings"
+    return -(-num_rows * node.parent.least_weight // node.weight)
 
 
 def num_left(node: Node, look: int) -> int:
@@ -73,6 +84,12 @@ class HeapClaims:
                 node.num_asked = 0
                 if node.parent is not None and node.num_seekers:
                     self._push(node.parent, node)
+
+    def rescaled(self, parent: Node) -> None:
+        for node in parent.children.values():
+            node.claim = claim_key(node) if node.num_seekers else None
+        parent.claims[:] = [(node.claim, node) for node in parent.children.values() if node.claim is not None]
+        heapify(parent.claims)
 
     def deal(self, root: Node, num: int, look: int) -> list[Entry]:
         dealt: list[Entry] = []

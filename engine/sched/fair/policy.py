@@ -68,8 +68,12 @@ class FairShare:
         self._backlogged: dict[Node, None] = {}
 
     def admit(self, request: Request) -> None:
-        self._shop.roster.admit(request)
-        self._shop.promises.enter(request.request_class)
+        shop = self._shop
+        shop.promises.enter(request.request_class)
+        start = shop.num_cached_tokens(request)
+        work_us = shop.cost.marginal_us(start, request.num_known, request.num_prompt_tokens)
+        most_new_us = shop.parameters.lag_steps * shop.promises.target_us(request.arrival_us)
+        shop.roster.admit(request, work_us, most_new_us)
 
     def forget(self, request: Request) -> None:
         entry = self._shop.roster.entries[request]
@@ -108,6 +112,7 @@ class FairShare:
         for entry in done.demand:
             if entry.is_decode and entry.is_resident:
                 entry.num_sat_out = 0 if entry.granted else entry.num_sat_out + 1
+        self._shop.roster.expire_new(done.granted, done.window_us)
         if done.is_short:
             self._shop.credit.spend()
         self._shop.credit.earn(self._shop.cost.fixed_us + done.spent_us)
@@ -130,7 +135,7 @@ class FairShare:
         parked = sorted(roster.parked, key=_latest)
         later = sorted((e for e in roster.residents if e.request.arrival > claimant.arrival), key=_latest)
         for entry in (*parked, *later):
-            if entry.request.table is not None and not entry.request.num_in_flight:
+            if entry.request is not claimant and entry.request.table is not None and not entry.request.num_in_flight:
                 yield entry.request
 
     def measured(self, elapsed_us: int) -> None:
@@ -156,10 +161,13 @@ class FairShare:
 
     def _advance_clocks(self, done: Round) -> None:
         for node in self._backlogged:
-            node.is_backlogged = False
-        self._backlogged = _with_ancestors([entry for entry in done.demand if entry.is_resident and entry.left > 0])
+            node.is_backlogged = node.is_behind = False
+        left = [entry for entry in done.demand if entry.is_resident and entry.left > 0]
+        self._backlogged = _with_ancestors(left)
         for node in self._backlogged:
             node.is_backlogged = True
+        for node in _with_ancestors([entry for entry in left if not entry.is_new]):
+            node.is_behind = True
         backlogged = _by_parent(self._backlogged)
         for parent, children in backlogged.items():
             advance(parent, min([child.v for child in children]))

@@ -50,9 +50,10 @@ class Credit:
         self._most = parameters.most_credit_steps * self._fixed
         self._credit = self._most  # in hundredths of a microsecond
 
-    @property
-    def is_enough(self) -> bool:
-        return self._credit >= self._fixed
+    def allows(self, *, is_for_all: bool) -> bool:
+        """Whether a short step can be paid. For who is new only among its own team's keys half of what can be saved is
+        left to the others."""
+        return self._credit >= self._fixed + (0 if is_for_all else self._most // 2)
 
     def earn(self, step_us: int) -> None:
         self._credit = min(self._most, self._credit + self._percent * step_us)

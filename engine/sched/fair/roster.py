@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.request import Request, RequestState
 from engine.sched.fair.claims import Claims
-from engine.sched.fair.tree import KEY_LEVELS, Entry, Tree
+from engine.sched.fair.tree import Entry, Tree
 
 
 class Roster:
@@ -13,7 +15,7 @@ class Roster:
     Attributes:
         residents: in the order in which they got their rows.
         parked: with blocks and no row, those paused at their cap among them.
-        new: rule R1; who has ceased to be new is dropped by `expire_new`.
+        new: rule R1, until `expire_new`.
     """
 
     def __init__(self, tree: Tree, claims: Claims) -> None:
@@ -25,20 +27,23 @@ class Roster:
         self._tree = tree
         self._claims = claims
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, work_us: int, most_new_us: int) -> None:
+        """
+        Args:
+            work_us: until its next token.
+            most_new_us: Λ.
+        """
         entry = self._tree.enter(request)
         self.entries[request] = entry
-        # A session is no place to be new in: anybody can open as many as he likes.
-        above = entry.leaf.path[:KEY_LEVELS]
-        if not request.num_output_tokens and any(not n.num_seekers and not n.is_backlogged for n in above):
-            entry.is_new = True
+        if not request.num_output_tokens and self._tree.greet(entry, work_us, most_new_us):
             self.new[entry] = None
         self._seek(entry)
 
     def forget(self, request: Request) -> None:
         entry = self.entries.pop(request)
         self._leave_place(entry)
-        self.new.pop(entry, None)
+        if entry.is_new:
+            self._age(entry)
         self._tree.leave(entry)
 
     def preempted(self, request: Request) -> Entry:
@@ -71,13 +76,16 @@ class Roster:
             del self._dormant[entry]
             self._seek(entry)
 
-    def expire_new(self, most_served_us: int) -> None:
-        """Nobody is new after its first token, or after so much service."""
-        for entry in list(self.new):
+    def expire_new(self, granted: Iterable[Entry], most_served_us: int) -> None:
+        """Of those served, nobody is new after its first token, or after so much service."""
+        for entry in granted:
             request = entry.request
-            if request.num_known > request.num_prompt_tokens or entry.served_us > most_served_us:
-                entry.is_new = False
-                del self.new[entry]
+            if entry.is_new and (request.num_known > request.num_prompt_tokens or entry.served_us > most_served_us):
+                self._age(entry)
+
+    def _age(self, entry: Entry) -> None:
+        self._tree.ignore(entry)
+        del self.new[entry]
 
     def _seek(self, entry: Entry) -> None:
         self._tree.seek(entry)

@@ -7,10 +7,10 @@ a time. Where nothing is contended, which is most of the time, every decode gets
 from __future__ import annotations
 
 from engine.request import RequestState
-from engine.sched.fair.order import rank
+from engine.sched.fair.order import Rank, rank
 from engine.sched.fair.shop import Shop
 from engine.sched.fair.slots import find_yielder, is_borrower
-from engine.sched.fair.tree import Entry, Node
+from engine.sched.fair.tree import TEAM_LEVEL, Entry, Node
 from engine.sched.fair.virtual_time import charge
 from engine.sched.policy import Offers
 
@@ -40,7 +40,7 @@ class Round:
         self._target_us = shop.promises.target_us(now_us)
         self._quantum_us = max(1, self._target_us // shop.parameters.quanta_per_step)
         self._limit_us = max(1, self._target_us - shop.cost.fixed_us, self._target_us // 4)
-        self._window_us = shop.parameters.window_steps * self._target_us
+        self.window_us = shop.parameters.window_steps * self._target_us
         self.lag_us = shop.parameters.lag_steps * self._target_us
         self._window = shop.make_window(number, self.lag_us)
         self._pool: list[Entry] = []  # in the order of the window
@@ -53,7 +53,7 @@ class Round:
 
     def offers(self) -> Offers:
         self._roster.wake_resumed()
-        self._roster.expire_new(self._window_us)
+        self._rescale()
         self._shop.claims.start(self.number)
         decodes, prompts = self._residents()
         seekers = self._first_seekers()
@@ -76,6 +76,11 @@ class Round:
             for entry in list(self._sat_out):
                 if entry.is_resident:
                     self._took(entry, (yield entry.request, 1))
+
+    def _rescale(self) -> None:
+        rescaled = self._shop.tree.rescaled
+        while rescaled:
+            self._shop.claims.rescaled(rescaled.popitem()[0])
 
     def _residents(self) -> tuple[list[Entry], list[Entry]]:
         decodes: list[Entry] = []
@@ -100,15 +105,18 @@ class Round:
         return entry.left > 0
 
     def _first_seekers(self) -> list[Entry]:
-        """Those that are next in the deal for slots, and the new ones."""
+        """Those that are next in the deal, as many as there are rows free; beyond these, and of the new ones, who can
+        claim a row that is held."""
         root, look = self._shop.tree.root, self._shop.parameters.look
         if not root.num_seekers:
             return []
-        new = [entry for entry in self._roster.new if entry.is_seeking][:look]
+        num_free = self._shop.max_sequences - len(self._roster.residents)
         dealt = self._shop.claims.deal(root, look, look)
-        known = set(new)
+        first = [entry for entry in dealt[:num_free] if self._begin(entry)]
+        known = set(dealt)
+        new = [entry for entry in self._roster.new if entry.is_seeking and entry not in known][:look]
         # However many are new and have no claim, those who are next in the deal are asked too.
-        return self._with_claims(new) + self._with_claims([entry for entry in dealt if entry not in known])
+        return first + self._with_claims(new) + self._with_claims(dealt[num_free:])
 
     def _with_claims(self, seekers: list[Entry]) -> list[Entry]:
         found: list[Entry] = []
@@ -116,7 +124,9 @@ class Round:
         for entry in seekers:
             if self._num_refused >= self._shop.parameters.most_refused_claims:
                 break
-            if self._may_seat(entry) and self._begin(entry):
+            if self.yielder(entry) is None:
+                self._num_refused += 1
+            elif self._begin(entry):
                 found.append(entry)
         return found
 
@@ -127,28 +137,31 @@ class Round:
         self._pool.extend(entries)
         self._pool.sort(key=self._rank)
 
-    def _rank(self, entry: Entry) -> tuple[bool, tuple[bool, bool, int, int, int]]:
+    def _rank(self, entry: Entry) -> tuple[bool, Rank]:
         return entry not in self._hurried, rank(entry, self.now_us, self._span_us(entry, entry.left), entry.start)
 
     def _shorten(self, decodes: list[Entry]) -> int:
         """Rule R2. The work of the newcomers for whom the step is made short, or 0."""
-        works = sorted((self._span_us(e, e.left), e.request.arrival, e) for e in self._pool if e.is_new)
+        new = [entry for entry in self._pool if entry.is_new and self._window.holds(entry, self._width_us(entry))]
+        if not new:
+            return 0
+        level = min([entry.new_level for entry in new])
         total_us = 0
         spared: set[Node] = set()
-        for work_us, _, entry in works:
-            if total_us + work_us > self._limit_us:
-                break
-            total_us += work_us
-            self._hurried[entry] = None
-            spared.update(entry.leaf.path)
+        for entry in new:
+            work_us = self._span_us(entry, entry.left)
+            if entry.new_level == level and total_us + work_us <= self._limit_us:
+                total_us += work_us
+                self._hurried[entry] = None
+                spared.update(entry.leaf.path)
         self._pool.sort(key=self._rank)
+        shop = self._shop
         fixed_us = self._cost.fixed_us
         limit_us = (fixed_us + total_us) * 5 // 4 - fixed_us
-        if not total_us or limit_us >= self._limit_us or not self._shop.credit.is_enough:
+        if not total_us or limit_us >= self._limit_us or not shop.credit.allows(is_for_all=level <= TEAM_LEVEL):
             return 0
         self.is_short = True
         self._limit_us = max(limit_us, total_us)
-        shop = self._shop
         for entry in decodes:
             if entry.num_sat_out < shop.parameters.most_sat_out and is_borrower(entry, shop.max_sequences, spared):
                 self._sat_out[entry] = None
@@ -157,7 +170,7 @@ class Round:
 
     def _serve_decodes(self, decodes: list[Entry], newcomers_us: int) -> Offers:
         parameters = self._shop.parameters
-        width_us = self._window_us + self.lag_us
+        width_us = self.window_us + self.lag_us
         limit_us = self._limit_us
         if newcomers_us:
             limit_us -= newcomers_us
@@ -187,7 +200,7 @@ class Round:
         while self.spent_us < self._limit_us or not self.granted:
             if not self._pool and not self._refill():
                 return
-            entry = next(e for e in self._pool if self._window.holds(e, self._window_us))
+            entry = next(e for e in self._pool if self._window.holds(e, self._width_us(e)))
             size = self._slice(entry) if entry.is_resident or self._may_seat(entry) else 0
             if not size:
                 self._drop(entry)
@@ -198,6 +211,10 @@ class Round:
             self._took(entry, num_tokens)
             if entry.is_pooled and (num_tokens < size or not entry.left):
                 self._drop(entry)
+
+    def _width_us(self, entry: Entry) -> int:
+        """How far ahead of its siblings a request of the walk may be: as far as a decode while it is new."""
+        return self.window_us + (self.lag_us if entry.is_new else 0)
 
     def _refill(self) -> bool:
         shop = self._shop
@@ -240,7 +257,7 @@ class Round:
         for entry in self._roster.residents:
             if entry.request.state is RequestState.AT_CAP and not entry.request.num_in_flight:
                 return entry
-        return find_yielder(claimant, self.lag_us, lambda entry: entry.seated_at != self.number)
+        return find_yielder(claimant, self._shop.max_sequences, self.lag_us, self.number)
 
     # --- the books ----------------------------------------------------------------------------------------------------
 
@@ -288,7 +305,7 @@ class Round:
     def lost_row(self, entry: Entry) -> None:
         """Preempted or parked in this step: it is not served any more in it."""
         self._shop.claims.pass_over(entry)
-        if entry.is_pooled:
+        if entry.step == self.number and entry.is_pooled:
             self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:

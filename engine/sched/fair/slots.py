@@ -1,70 +1,105 @@
 """Who yields a sequence slot to whom: the weighted max-min share of the slots, kept by comparing pairs.
 
-A child may take a slot from a sibling that afterwards still holds no fewer by its weight than the claimant did get.
-So nobody with a claim stays below the whole slots of its max-min share while another is above its own, and no slot
-goes to and fro. What is left over when shares are no whole numbers goes by virtual time: a claimant that holds fewer
-by its weight takes a slot from a sibling which is ahead of it by more than Θ.
+A child takes a slot from a sibling in three cases:
+
+- It holds less than the whole slots of its share by weight among those present, and the sibling more than its own.
+- The sibling holds more by weight, by a whole slot of the smallest weight there, even after the exchange. (So what
+  others leave of their shares is divided, too.)
+- The sibling holds more by weight, and is ahead by more than Θ / 2, in service of the heavier one. What is left over when
+  shares are no whole numbers goes round so, where nobody leaves whose slot could be had for nothing. (At Θ a lag begins
+  to be forgiven.)
+
+The first two never take what they would have to give back: no slot goes to and fro.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from engine.sched.fair.tree import Entry, Node
+from engine.sched.fair.claims import level_of
+from engine.sched.fair.tree import KEY_LEVELS, Entry, Holdings, Node
 from engine.sched.fair.virtual_time import SCALE
 
 
-def find_yielder(claimant: Entry, lag_us: int, may_yield: Callable[[Entry], bool]) -> Entry | None:
+def find_yielder(claimant: Entry, num_slots: int, lag_us: int, step: int) -> Entry | None:
     """The resident request that is to be parked for the claimant, or None if it has no claim.
 
-    Requests of one leaf never yield to each other.
+    Requests of one key never yield to each other, and nobody who got its slot in this very step does.
 
     Args:
+        num_slots: all there are.
         lag_us: Θ.
-        may_yield: False for who has only just got its slot.
+        step: number of this one.
     """
-    for node in claimant.leaf.path:
+    for node in claimant.leaf.path[:KEY_LEVELS]:
         parent = node.parent
         assert parent is not None, "the root stands on no path"
-        giver = _giver(parent, node, lag_us, may_yield)
+        giver = _giver(parent, node, num_slots, lag_us, step)
         if giver is not None:
-            return _yielder(giver, may_yield)
+            return _yielder(giver, step)
+        num_slots = node.num_rows
     return None
 
 
-def _giver(parent: Node, claimant: Node, lag_us: int, may_yield: Callable[[Entry], bool]) -> Node | None:
-    weight, num_rows = claimant.weight, claimant.num_rows
-    above = [
-        node
-        for node in parent.holders
-        if node is not claimant and node.num_rows * weight > (num_rows + 1) * node.weight
-    ]
+def _giver(parent: Node, claimant: Node, num_slots: int, lag_us: int, step: int) -> Node | None:
+    """
+    Args:
+        num_slots: that the children hold together.
+    """
+    weight, num_rows, v = claimant.weight, claimant.num_rows, claimant.v
+    share = num_slots * weight // parent.weight_present
+    level = level_of(claimant, num_rows + 1)
+    lag = lag_us * SCALE // 4
+    most = _holdings(parent, num_slots, step)
+    if (
+        (share <= num_rows or not most.num_above)
+        and most.highest_level <= level
+        and (most.highest_v - v) * max(weight, most.largest_weight) <= lag
+    ):
+        return None
+    above: list[Node] = []
+    ahead: list[Node] = []
+    for node in parent.holders:
+        if node is claimant:
+            continue
+        num_below = share - num_rows if node.num_rows * parent.weight_present > num_slots * node.weight else 0
+        num_levels = level_of(node, node.num_rows) - level
+        lead = (node.v - v) * max(weight, node.weight)
+        if (
+            num_below > 1
+            or num_levels > 1
+            or ((num_below > 0 or num_levels > 0) and (not num_rows or 2 * lead >= -lag))
+        ):
+            above.append(node)
+        elif lead > lag and node.num_rows * weight >= (num_rows - 1) * node.weight:
+            ahead.append(node)
     above.sort(key=_most_rows)
-    for node in above:
-        if _yielder(node, may_yield) is not None:
-            return node
-    v, lag = claimant.v, lag_us * SCALE
-    ahead = [
-        node
-        for node in parent.holders
-        if node is not claimant
-        and node.num_rows * weight > num_rows * node.weight
-        and node.service - v * node.weight > lag
-    ]
     ahead.sort(key=_most_served)
-    for node in ahead:
-        if _yielder(node, may_yield) is not None:
-            return node
-    return None
+    return next((node for node in above + ahead if _yielder(node, step) is not None), None)
 
 
-def _yielder(node: Node, may_yield: Callable[[Entry], bool]) -> Entry | None:
+def _holdings(parent: Node, num_slots: int, step: int) -> Holdings:
+    """The children's, as of the first time that it is asked in a step or after rows have changed hands."""
+    holdings = parent.holdings
+    if holdings is None or holdings.step != step or holdings.rows_version != parent.rows_version:
+        present = parent.weight_present
+        nodes = parent.holders
+        holdings = parent.holdings = Holdings(
+            step=step,
+            rows_version=parent.rows_version,
+            num_above=sum([node.num_rows * present > num_slots * node.weight for node in nodes]),
+            highest_level=max([level_of(node, node.num_rows) for node in nodes], default=0),
+            highest_v=max([node.v for node in nodes], default=0),
+            largest_weight=max([node.weight for node in nodes], default=1),
+        )
+    return holdings
+
+
+def _yielder(node: Node, step: int) -> Entry | None:
     """Below the node: of the child with the most slots by weight, the request that came last."""
     if not node.children:
-        candidates = [entry for entry in node.residents if may_yield(entry)]
+        candidates = [entry for entry in node.residents if entry.seated_at != step]
         return max(candidates, key=_arrival, default=None)
     for child in sorted(node.holders, key=_most_rows):
-        found = _yielder(child, may_yield)
+        found = _yielder(child, step)
         if found is not None:
             return found
     return None

@@ -15,8 +15,10 @@ from engine.messages import PathNode, RequestClass
 from engine.request import Request
 
 DEPTH = 5
+TEAM_LEVEL = 1
 KEY_LEVELS = 4
 """Levels above the session."""
+NOT_NEW = KEY_LEVELS
 
 
 @dataclass(slots=True, eq=False)
@@ -28,10 +30,15 @@ class Node:
         service: virtual time times weight, in `virtual_time.SCALE` parts of a microsecond.
         clock: V of its children.
         is_backlogged: resident work below it was left ungranted by the last step.
+        is_behind: and that of a request which is not new.
+        new_us: work of the new requests below it, as they came.
         num_requests: known requests below it, whatever their state.
         num_seekers: those that want a row.
+        num_new_seekers: those of them that are new.
         num_rows: rows held below it.
         weight_present: of the children with requests.
+        weights: how many children have which weight.
+        least_weight: of the children.
         holders: the children with rows.
         seekers: of a leaf: (not parked, arrival, entry), sorted.
         residents: of a leaf, in the order in which they got their rows.
@@ -47,10 +54,15 @@ class Node:
     service: int = 0
     clock: int = 0
     is_backlogged: bool = False
+    is_behind: bool = False
+    new_us: int = 0
     num_requests: int = 0
     num_seekers: int = 0
+    num_new_seekers: int = 0
     num_rows: int = 0
     weight_present: int = 0
+    weights: dict[int, int] = field(default_factory=dict)
+    least_weight: int = 1
     holders: dict[Node, None] = field(default_factory=dict)
     sleepers: list[tuple[int, int, Node]] = field(default_factory=list)
     seekers: list[tuple[bool, int, Entry]] = field(default_factory=list)
@@ -64,6 +76,7 @@ class Node:
     claims: list[tuple[tuple[int, int, int], Node]] = field(default_factory=list)
     claim: tuple[int, int, int] | None = None
     rows_version: int = 0
+    holdings: Holdings | None = None
 
     @property
     def v(self) -> int:
@@ -71,12 +84,31 @@ class Node:
         return self.service // self.weight
 
 
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the children of a node hold, at a glance (`slots.py`).
+
+    Attributes:
+        step, rows_version: what it was made for.
+        num_above: children that hold more than their share.
+    """
+
+    step: int
+    rows_version: int
+    num_above: int
+    highest_level: int
+    highest_v: int
+    largest_weight: int
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """What the policy keeps of a request.
 
     Attributes:
-        is_new: rule R1.
+        new_level: rule R1: of the node in which it is new, 0 for the organization; `NOT_NEW` if it is not.
+        new_us: its work when it came, while it is new.
+        due_us: when it came, and as much later as it and the new ones before it in that node have work.
         served_us: charged so far.
         num_sat_out: steps in a row in which its decode was left out.
         seated_at, dealt_at: the steps in which it got its row, and was last dealt a chance of one (`claims.py`).
@@ -85,7 +117,9 @@ class Entry:
 
     request: Request
     leaf: Node
-    is_new: bool = False
+    new_level: int = NOT_NEW
+    new_us: int = 0
+    due_us: int = 0
     served_us: int = 0
     num_sat_out: int = 0
     is_seeking: bool = False
@@ -102,6 +136,10 @@ class Entry:
     is_pooled: bool = False
 
     @property
+    def is_new(self) -> bool:
+        return self.new_level != NOT_NEW
+
+    @property
     def seeker_key(self) -> tuple[bool, int]:
         return self.request.table is None, self.request.arrival
 
@@ -114,6 +152,7 @@ class Tree:
         self._class_weights = dict(class_weights)
         self._num_nodes = 0
         self._by_id: dict[str, dict[Node, None]] = {}
+        self.rescaled: dict[Node, None] = {}  # those whose least weight has changed; taken by who keeps such keys
 
     def enter(self, request: Request) -> Entry:
         """Count the request in; nodes on its path are made, and take the path's weights, and wake up.
@@ -157,6 +196,7 @@ class Tree:
                 heappush(sleepers, (node.v, node.number, node))
                 continue
             del parent.children[node.id]
+            self._reckon(parent, node.weight, None)
             same = self._by_id[node.id]
             del same[node]
             if not same:
@@ -177,6 +217,7 @@ class Tree:
         self.root.num_seekers += 1
         for node in entry.leaf.path:
             node.num_seekers += 1
+            node.num_new_seekers += entry.is_new
 
     def stop_seeking(self, entry: Entry) -> None:
         """Called before its table changes."""
@@ -190,6 +231,33 @@ class Tree:
         self.root.num_seekers -= 1
         for node in entry.leaf.path:
             node.num_seekers -= 1
+            node.num_new_seekers -= entry.is_new
+
+    def greet(self, entry: Entry, work_us: int, most_us: int) -> bool:
+        """Whether the request, not seeking yet, is new (rule R1); it is until `ignore`.
+
+        It is at the first node from org to key where nobody but new ones waits or is behind, if it is the only one
+        there or its work with theirs is within Θ. A session is no place to be new in: anybody can open as many as he
+        likes.
+        """
+        for level, node in enumerate(entry.leaf.path[:KEY_LEVELS]):
+            others = node.num_seekers - node.num_new_seekers
+            if not others and not node.is_behind and (not node.new_us or node.new_us + work_us <= most_us):
+                break
+        else:
+            return False
+        entry.new_level, entry.new_us = level, work_us
+        entry.due_us = entry.request.arrival_us + node.new_us + work_us
+        for node in entry.leaf.path:
+            node.new_us += work_us
+        return True
+
+    def ignore(self, entry: Entry) -> None:
+        """The request is new no more."""
+        for node in entry.leaf.path:
+            node.new_us -= entry.new_us
+            node.num_new_seekers -= entry.is_seeking
+        entry.new_level, entry.new_us = NOT_NEW, 0
 
     def take_row(self, entry: Entry) -> None:
         entry.is_resident = True
@@ -218,6 +286,7 @@ class Tree:
         node = Node(part.id, part.weight, self._num_nodes, parent)
         node.path = (*parent.path, node)
         parent.children[part.id] = node
+        self._reckon(parent, None, part.weight)
         self._by_id.setdefault(part.id, {})[node] = None
         return node
 
@@ -225,8 +294,24 @@ class Tree:
         if node.num_requests and node.parent is not None:
             node.parent.weight_present += weight - node.weight
             node.parent.rows_version += 1
+        if node.parent is not None:
+            self._reckon(node.parent, node.weight, weight)
         node.service = node.service * weight // node.weight
         node.weight = weight
+
+    def _reckon(self, parent: Node, old: int | None, new: int | None) -> None:
+        """A child has another weight, or is new, or gone."""
+        weights = parent.weights
+        if new is not None:
+            weights[new] = weights.get(new, 0) + 1
+        if old is not None:
+            weights[old] -= 1
+            if not weights[old]:
+                del weights[old]
+        least = min(weights, default=1)
+        if least != parent.least_weight:
+            parent.least_weight = least
+            self.rescaled[parent] = None
 
     def _full_path(self, path: tuple[PathNode, ...], request_class: RequestClass) -> tuple[PathNode, ...]:
         """Always org, team, class, key, session; what a path does not name has an empty id."""
