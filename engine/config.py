@@ -43,7 +43,7 @@ class EngineConfig:
     model_name: str = "smollm2-135m-instruct"
     device: str = "cpu"
     dtype: str = "auto"
-    policy: str = "fcfs"
+    policy: str = "fair"
     max_sequences: int = 64
     max_step_tokens: int = 512
     max_model_len: int | None = None

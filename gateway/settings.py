@@ -154,7 +154,7 @@ class EngineSettings(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Number format of weights and KV cache; `auto` is bfloat16, or float32 on a CPU that would have to emulate it."""
 
-    policy: Literal["fair", "fcfs", "static"] = "fcfs"
+    policy: Literal["fair", "fcfs", "static"] = "fair"
     """Who gets the next tokens: `fair` goes by the weights of teams; `fcfs` is arrival order; `static` runs whole
     batches and exists for comparison only."""
 

@@ -26,6 +26,7 @@ class FairParameters:
         linger_us: a class counts as present for so long after it last ran.
         look: waiting requests that are looked at together, per leaf and per round.
         most_refused_claims: claims for a slot that may fail in one step before the planner stops asking.
+        most_drift_permille: how far from the cost model measured times may take the size of a step, either way.
     """
 
     promises_us: tuple[tuple[RequestClass, int], ...] = (
@@ -46,3 +47,4 @@ class FairParameters:
     linger_us: int = 10_000_000
     look: int = 16
     most_refused_claims: int = 8
+    most_drift_permille: int = 4000

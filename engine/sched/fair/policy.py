@@ -11,7 +11,7 @@ from engine.request import Request, RequestState
 from engine.sched.cost import CostModel
 from engine.sched.fair.claims import Claims, HeapClaims
 from engine.sched.fair.parameters import FairParameters
-from engine.sched.fair.promises import Credit, Promises
+from engine.sched.fair.promises import Credit, Drift, Promises
 from engine.sched.fair.roster import Roster
 from engine.sched.fair.round import Round
 from engine.sched.fair.shop import Shop
@@ -58,6 +58,7 @@ class FairShare:
             claims=claims,
             roster=Roster(self.tree, claims),
             promises=Promises(parameters),
+            drift=Drift(parameters),
             credit=Credit(parameters, cost.fixed_us),
             make_window=make_window,
             num_cached_tokens=num_cached_tokens,
@@ -72,7 +73,7 @@ class FairShare:
         shop.promises.enter(request.request_class)
         start = shop.num_cached_tokens(request)
         work_us = shop.cost.marginal_us(start, request.num_known, request.num_prompt_tokens)
-        most_new_us = shop.parameters.lag_steps * shop.promises.target_us(request.arrival_us)
+        most_new_us = shop.parameters.lag_steps * shop.target_us(request.arrival_us)
         shop.roster.admit(request, work_us, most_new_us)
 
     def forget(self, request: Request) -> None:
@@ -115,7 +116,9 @@ class FairShare:
         self._shop.roster.expire_new(done.granted, done.window_us)
         if done.is_short:
             self._shop.credit.spend()
-        self._shop.credit.earn(self._shop.cost.fixed_us + done.spent_us)
+        cost_us = self._shop.cost.fixed_us + done.spent_us
+        self._shop.credit.earn(cost_us)
+        self._shop.drift.sealed(cost_us, done.target_us)
         senior = self._shop.senior
         if senior is not None and senior.state is not RequestState.WAITING:
             self._shop.senior = None
@@ -139,7 +142,7 @@ class FairShare:
                 yield entry.request
 
     def measured(self, elapsed_us: int) -> None:
-        """Time means nothing here."""
+        self._shop.drift.measured(elapsed_us)
 
     def standing(self, request: Request, now_us: int) -> Standing:
         last_step = self._num_rounds if self._round is None else 0

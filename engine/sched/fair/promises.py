@@ -1,6 +1,9 @@
-"""How large a step may be: the tightest promise of the classes that are present. And the credit for short steps."""
+"""How large a step may be: the tightest promise of the classes that are present, in the cost model's microseconds. And
+the credit for short steps."""
 
 from __future__ import annotations
+
+from collections import deque
 
 from engine.messages import RequestClass
 from engine.sched.fair.parameters import FairParameters
@@ -35,6 +38,34 @@ class Promises:
     def _is_present(self, name: RequestClass, now_us: int) -> bool:
         last_ran_us = self._last_ran_us.get(name)
         return bool(self._num_requests[name]) or (last_ran_us is not None and now_us - last_ran_us < self._linger_us)
+
+
+class Drift:
+    """How much longer full steps take than the cost model says: charges go by the model, step sizes by what is measured.
+
+    A promise is about real time, and a model is a straight line through a curved machine. Steps that take longer count
+    at once, shorter ones slowly: too small a step costs a little throughput, too large a one breaks the promise.
+    """
+
+    def __init__(self, parameters: FairParameters) -> None:
+        self._most = parameters.most_drift_permille
+        self._costs_us: deque[tuple[int, bool]] = deque()  # of sealed steps that were not measured yet
+        self.permille = 1000
+
+    def sealed(self, cost_us: int, target_us: int) -> None:
+        self._costs_us.append((cost_us, 2 * cost_us >= target_us))
+
+    def measured(self, elapsed_us: int) -> None:
+        cost_us, is_full = self._costs_us.popleft()
+        if not is_full or elapsed_us <= 0:
+            return
+        seen = max(1_000_000 // self._most, min(self._most, 1000 * elapsed_us // cost_us))
+        share = 8 if seen > self.permille else 32
+        self.permille += (seen - self.permille) // share
+
+    def in_model_us(self, target_us: int) -> int:
+        """So much of real time, as the model counts."""
+        return target_us * 1000 // self.permille
 
 
 class Credit:

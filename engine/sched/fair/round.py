@@ -25,6 +25,8 @@ class Round:
         granted: who got something, the first first.
         demand: residents that wanted something at the start.
         is_short: rule R2.
+        target_us: T.
+        window_us, lag_us: Λ and Θ.
     """
 
     def __init__(self, shop: Shop, number: int, now_us: int) -> None:
@@ -37,11 +39,11 @@ class Round:
         self._shop = shop
         self._roster = shop.roster
         self._cost = shop.cost
-        self._target_us = shop.promises.target_us(now_us)
-        self._quantum_us = max(1, self._target_us // shop.parameters.quanta_per_step)
-        self._limit_us = max(1, self._target_us - shop.cost.fixed_us, self._target_us // 4)
-        self.window_us = shop.parameters.window_steps * self._target_us
-        self.lag_us = shop.parameters.lag_steps * self._target_us
+        self.target_us = shop.target_us(now_us)
+        self._quantum_us = max(1, self.target_us // shop.parameters.quanta_per_step)
+        self._limit_us = max(1, self.target_us - shop.cost.fixed_us, self.target_us // 4)
+        self.window_us = shop.parameters.window_steps * self.target_us
+        self.lag_us = shop.parameters.lag_steps * self.target_us
         self._window = shop.make_window(number, self.lag_us)
         self._pool: list[Entry] = []  # in the order of the window
         self._hurried: dict[Entry, None] = {}  # newcomers whose prompts this step can finish

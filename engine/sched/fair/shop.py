@@ -9,7 +9,7 @@ from engine.request import Request
 from engine.sched.cost import CostModel
 from engine.sched.fair.claims import Claims
 from engine.sched.fair.parameters import FairParameters
-from engine.sched.fair.promises import Credit, Promises
+from engine.sched.fair.promises import Credit, Drift, Promises
 from engine.sched.fair.roster import Roster
 from engine.sched.fair.tree import Tree
 from engine.sched.fair.window import Window
@@ -31,7 +31,12 @@ class Shop:
     claims: Claims
     roster: Roster
     promises: Promises
+    drift: Drift
     credit: Credit
     make_window: Callable[[int, int], Window]
     num_cached_tokens: Callable[[Request], int]
     senior: Request | None = None
+
+    def target_us(self, now_us: int) -> int:
+        """T: what a step is to take at most, as the cost model counts."""
+        return self.drift.in_model_us(self.promises.target_us(now_us))

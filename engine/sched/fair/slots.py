@@ -5,11 +5,12 @@ A child takes a slot from a sibling in three cases:
 - It holds less than the whole slots of its share by weight among those present, and the sibling more than its own.
 - The sibling holds more by weight, by a whole slot of the smallest weight there, even after the exchange. (So what
   others leave of their shares is divided, too.)
-- The sibling holds more by weight, and is ahead by more than Θ / 2, in service of the heavier one. What is left over when
-  shares are no whole numbers goes round so, where nobody leaves whose slot could be had for nothing. (At Θ a lag begins
-  to be forgiven.)
+- The sibling holds about as much by weight or more, and is ahead by more than Θ / 4, in service of the heavier one. So
+  what is left over when shares are no whole numbers goes round, and who has had bad luck with lengths catches up. (At Θ
+  a lag begins to be forgiven.)
 
-The first two never take what they would have to give back: no slot goes to and fro.
+The first two never take what they would have to give back, and what the third has given is left to its taker until it
+has caught up by half: no slot goes to and fro.
 """
 
 from __future__ import annotations

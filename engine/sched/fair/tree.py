@@ -240,12 +240,12 @@ class Tree:
         there or its work with theirs is within Θ. A session is no place to be new in: anybody can open as many as he
         likes.
         """
-        for level, node in enumerate(entry.leaf.path[:KEY_LEVELS]):
-            others = node.num_seekers - node.num_new_seekers
-            if not others and not node.is_behind and (not node.new_us or node.new_us + work_us <= most_us):
-                break
-        else:
+        level = next(
+            (i for i, node in enumerate(entry.leaf.path[:KEY_LEVELS]) if _is_quiet(node, work_us, most_us)), NOT_NEW
+        )
+        if level == NOT_NEW:
             return False
+        node = entry.leaf.path[level]
         entry.new_level, entry.new_us = level, work_us
         entry.due_us = entry.request.arrival_us + node.new_us + work_us
         for node in entry.leaf.path:
@@ -319,3 +319,10 @@ class Tree:
         session = PathNode("\n".join([each.id for each in path[3:]]), path[-1].weight if len(path) > 3 else 1)
         of_class = PathNode(f"{team.id}:{request_class}", self._class_weights[request_class])
         return org, team, of_class, key, session
+
+
+def _is_quiet(node: Node, work_us: int, most_us: int) -> bool:
+    """Nobody but new ones waits or is behind below it, and there is no more work of theirs than may be new at once."""
+    if node.num_seekers > node.num_new_seekers or node.is_behind:
+        return False
+    return not node.new_us or node.new_us + work_us <= most_us
