@@ -107,14 +107,14 @@ def test_a_changed_weight_midway_is_found_at_its_first_consequence(path: Path) -
 
 
 def test_a_difference_names_step_line_rows_and_requests(path: Path) -> None:
-    harness = small_harness(path)
+    harness = small_harness(path, policy="fcfs")
     harness.submit(list(range(1, 31)), 3, request_id="hers", num_choices=2, seed=5)
     harness.submit(list(range(50, 60)), 3, request_id="his", seed=6)
     harness.drain()
     harness.close()
     content = path.read_bytes()
-    assert b"[[0,30,1,1],[1,5,5,1],[2,16,14,1,0,3]]" in content
-    path.write_bytes(content.replace(b"[1,5,5,1],[2,16,14,1,0,3]]", b"[2,16,9,0,0,3]]"))
+    assert b"[[0,30,1,1],[1,10,1,1],[2,16,14,1,0,3]]" in content
+    path.write_bytes(content.replace(b"[1,10,1,1],[2,16,14,1,0,3]]", b"[2,16,9,0,0,3]]"))
 
     assert replay(path).difference.splitlines() == [
         "after 2 equal steps, at line 8: the plans differ",
@@ -122,11 +122,11 @@ def test_a_difference_names_step_line_rows_and_requests(path: Path) -> None:
         "+++ replayed",
         "@@ -1,4 +1,5 @@",
         "-step 3: 2 rows, 10 tokens",
-        "+step 3: 3 rows, 20 tokens",
+        "+step 3: 3 rows, 16 tokens",
         ' row 2 becomes hers choice 1: 30 prompt tokens, 0 of output (checksum 729fe4ad), {"seed":5}',
         " row 0, hers: token 30, samples",
         "-row 2, hers choice 1: tokens 16 to 24, new blocks 0 3",
-        "+row 1, his: tokens 5 to 9, samples",
+        "+row 1, his: token 10, samples",
         "+row 2, hers choice 1: tokens 16 to 29, new blocks 0 3, samples",
     ]
 
