@@ -39,17 +39,16 @@ def _long_prompt(name: str, pen: Pen) -> Workload:
     pen.arrive(pen.s(2), path_of("long"), 8, num_prompt_tokens=pen.long_tokens)
     pen.clients(4 * pen.slots, path_of("short"), num_prompt_tokens=100, num_output_tokens=60, until_us=until_us)
     about = f"a prompt of {pen.long_tokens} tokens under a flood of short requests of another team"
-    return _workload(name, about, pen, until_us, greedy=["short"], watched=["long"])
+    return _workload(name, about, pen, until_us, greedy=["short"], watched=["long"], measure_from_us=pen.s(2))
 
 
 def _three_long(name: str, pen: Pen) -> Workload:
     until_us = 90 * S
-    for _ in range(12):
-        pen.stream(path_of("stream"), load=0.01, num_prompt_tokens=100, num_output_tokens=300, until_us=30 * S)
+    pen.clients(4, path_of("stream"), num_prompt_tokens=100, num_output_tokens=300, until_us=30 * S)
     for i in range(3):
         pen.arrive(S + i, path_of("long"), 8, num_prompt_tokens=pen.long_tokens)
-    about = f"streams beside three prompts of {pen.long_tokens} tokens of another team"
-    return _workload(name, about, pen, until_us, watched=["stream"])
+    about = f"four streams beside three prompts of {pen.long_tokens} tokens of another team"
+    return _workload(name, about, pen, until_us, watched=["stream"], measure_from_us=S)
 
 
 def _agents(name: str, pen: Pen) -> Workload:
@@ -246,15 +245,26 @@ def _greedy(
 
 
 def _workload(
-    name: str, about: str, pen: Pen, until_us: int, *, greedy: Sequence[str] = (), watched: Sequence[str] = ()
+    name: str,
+    about: str,
+    pen: Pen,
+    until_us: int,
+    *,
+    greedy: Sequence[str] = (),
+    watched: Sequence[str] = (),
+    measure_from_us: int | None = None,
 ) -> Workload:
+    """
+    Args:
+        measure_from_us: None leaves a while for those who begin together to spread.
+    """
     return Workload(
         name=name,
         about=about,
         seed=pen.seed,
         until_us=until_us,
         arrivals=tuple(pen.arrivals),
-        measure_from_us=pen.s(5),
+        measure_from_us=pen.s(5) if measure_from_us is None else measure_from_us,
         greedy=tuple(greedy),
         watched=tuple(watched),
         max_sequences=pen.slots,

@@ -89,11 +89,11 @@ class SlowClaims:
             return any(self._open(child, look) for child in node.children.values())
         return min(node.num_seekers, look) > self._num_dealt(node)
 
-    def _key(self, node: Node) -> tuple[int, int, int]:
+    def _key(self, node: Node) -> tuple[bool, int, int, int]:
         assert node.parent is not None
         least = min(sibling.weight for sibling in node.parent.children.values())
         level = ceil(Fraction((node.num_rows + self._num_dealt(node) + 1) * least, node.weight))
-        return level, node.v, node.number
+        return bool(node.seekers) and node.seekers[0][0], level, node.v, node.number
 
 
 def slow_fair_share(*args: object, **kwargs: object) -> FairShare:

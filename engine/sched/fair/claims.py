@@ -46,8 +46,10 @@ class Claims(Protocol):
         ...
 
 
-def claim_key(node: Node) -> tuple[int, int, int]:
-    return level_of(node, node.num_rows + node.num_asked + 1), node.v, node.number
+def claim_key(node: Node) -> tuple[bool, int, int, int]:
+    """Under a key, who has been parked goes before who has not begun, so that nobody stays parked for ever."""
+    is_fresh = bool(node.seekers) and node.seekers[0][0]
+    return is_fresh, level_of(node, node.num_rows + node.num_asked + 1), node.v, node.number
 
 
 def level_of(node: Node, num_rows: int) -> int:

@@ -41,7 +41,7 @@ class Promises:
 
 
 class Drift:
-    """How much longer full steps take than the cost model says: charges go by the model, step sizes by what is measured.
+    """How much longer full steps take than the model says. Charges go by the model, step sizes by what is measured.
 
     A promise is about real time, and a model is a straight line through a curved machine. Steps that take longer count
     at once, shorter ones slowly: too small a step costs a little throughput, too large a one breaks the promise.

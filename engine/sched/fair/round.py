@@ -6,10 +6,10 @@ a time. Where nothing is contended, which is most of the time, every decode gets
 
 from __future__ import annotations
 
-from engine.request import RequestState
+from engine.sched.fair.door import Door
 from engine.sched.fair.order import Rank, rank
 from engine.sched.fair.shop import Shop
-from engine.sched.fair.slots import find_yielder, is_borrower
+from engine.sched.fair.slots import is_borrower
 from engine.sched.fair.tree import TEAM_LEVEL, Entry, Node
 from engine.sched.fair.virtual_time import charge
 from engine.sched.policy import Offers
@@ -48,8 +48,7 @@ class Round:
         self._pool: list[Entry] = []  # in the order of the window
         self._hurried: dict[Entry, None] = {}  # newcomers whose prompts this step can finish
         self._sat_out: dict[Entry, None] = {}
-        self._num_refused = 0
-        self._takes_newcomers = True  # False once the blocks for one were not to be had
+        self._door = Door(shop, number, self.lag_us, self.window_us)
 
     # --- the order ----------------------------------------------------------------------------------------------------
 
@@ -58,7 +57,7 @@ class Round:
         self._rescale()
         self._shop.claims.start(self.number)
         decodes, prompts = self._residents()
-        seekers = self._first_seekers()
+        seekers = self._door.first_seekers()
         costs_us = [self._span_us(entry, 1) for entry in decodes]
         if not prompts and not seekers and sum(costs_us) <= self._limit_us:
             for entry, cost_us in zip(decodes, costs_us, strict=True):
@@ -88,49 +87,14 @@ class Round:
         decodes: list[Entry] = []
         prompts: list[Entry] = []
         for entry in self._roster.residents:
-            if self._begin(entry):
+            if self._door.begin(entry):
                 self.demand.append(entry)
-                (decodes if entry.is_decode else prompts).append(entry)
+                if entry.is_decode:
+                    decodes.append(entry)
+                else:
+                    self._door.seated(entry)
+                    prompts.append(entry)
         return decodes, prompts
-
-    def _begin(self, entry: Entry) -> bool:
-        """Set the entry up for this step; False if it wants nothing."""
-        request = entry.request
-        entry.step, entry.granted, entry.charged_us = self.number, 0, 0
-        entry.is_pooled = False
-        if request.table is None:
-            entry.start = self._shop.num_cached_tokens(request)
-            entry.left = request.num_known - entry.start
-        else:
-            entry.start, entry.left = request.num_scheduled, request.num_wanted
-        entry.is_decode = entry.left == 1 and entry.start >= request.num_prompt_tokens
-        return entry.left > 0
-
-    def _first_seekers(self) -> list[Entry]:
-        """Those that are next in the deal, as many as there are rows free; beyond these, and of the new ones, who can
-        claim a row that is held."""
-        root, look = self._shop.tree.root, self._shop.parameters.look
-        if not root.num_seekers:
-            return []
-        num_free = self._shop.max_sequences - len(self._roster.residents)
-        dealt = self._shop.claims.deal(root, look, look)
-        first = [entry for entry in dealt[:num_free] if self._begin(entry)]
-        known = set(dealt)
-        new = [entry for entry in self._roster.new if entry.is_seeking and entry not in known][:look]
-        # However many are new and have no claim, those who are next in the deal are asked too.
-        return first + self._with_claims(new) + self._with_claims(dealt[num_free:])
-
-    def _with_claims(self, seekers: list[Entry]) -> list[Entry]:
-        found: list[Entry] = []
-        self._num_refused = 0
-        for entry in seekers:
-            if self._num_refused >= self._shop.parameters.most_refused_claims:
-                break
-            if self.yielder(entry) is None:
-                self._num_refused += 1
-            elif self._begin(entry):
-                found.append(entry)
-        return found
 
     def _pool_up(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -203,13 +167,13 @@ class Round:
             if not self._pool and not self._refill():
                 return
             entry = next(e for e in self._pool if self._window.holds(e, self._width_us(e)))
-            size = self._slice(entry) if entry.is_resident or self._may_seat(entry) else 0
+            size = self._slice(entry) if entry.is_resident or self._door.may_seat(entry) else 0
             if not size:
                 self._drop(entry)
                 continue
             num_tokens = yield entry.request, size
             if entry.is_pooled and not entry.is_resident and entry.request.row is None:
-                self._refused(entry)
+                self._door.refused(entry)
             self._took(entry, num_tokens)
             if entry.is_pooled and (num_tokens < size or not entry.left):
                 self._drop(entry)
@@ -219,12 +183,11 @@ class Round:
         return self.window_us + (self.lag_us if entry.is_new else 0)
 
     def _refill(self) -> bool:
-        shop = self._shop
-        if not shop.tree.root.num_seekers or self._num_refused >= shop.parameters.most_refused_claims:
-            return False
-        dealt = shop.claims.deal(shop.tree.root, shop.parameters.look, shop.parameters.look)
-        self._pool_up([entry for entry in dealt if entry.step != self.number and self._begin(entry)])
-        return bool(self._pool) or (bool(dealt) and self._refill())
+        while seekers := self._door.more_seekers():
+            self._pool_up(seekers)
+            if self._pool:
+                return True
+        return False
 
     def _slice(self, entry: Entry) -> int:
         """A quantum of the entry's work, or what still fits into the step; at least one token if nobody has any."""
@@ -237,30 +200,6 @@ class Round:
             size = min(self._num_within(entry, room_us), self._shop.parameters.least_quantum_tokens)
         return size or int(not self.granted)
 
-    def _may_seat(self, entry: Entry) -> bool:
-        """There is a row for the request, or somebody who yields one; and blocks have not run out before it."""
-        shop = self._shop
-        if entry.request.table is None and not self._takes_newcomers and entry.request is not shop.senior:
-            return False
-        if len(self._roster.residents) < shop.max_sequences or self.yielder(entry) is not None:
-            return True
-        self._num_refused += 1
-        return False
-
-    def _refused(self, entry: Entry) -> None:
-        """No row though there was one to be had: the blocks are short. Nobody passes this request until it is in."""
-        self._num_refused += 1
-        if entry.request.table is None and self._takes_newcomers:
-            self._takes_newcomers = False
-            self._shop.senior = entry.request
-
-    def yielder(self, claimant: Entry) -> Entry | None:
-        """Who is to be parked for the claimant."""
-        for entry in self._roster.residents:
-            if entry.request.state is RequestState.AT_CAP and not entry.request.num_in_flight:
-                return entry
-        return find_yielder(claimant, self._shop.max_sequences, self.lag_us, self.number)
-
     # --- the books ----------------------------------------------------------------------------------------------------
 
     def _took(self, entry: Entry, num_tokens: int) -> None:
@@ -268,6 +207,7 @@ class Round:
         if not entry.is_resident and request.row is not None:
             self._roster.seat(entry, self.number)
             entry.start, entry.left = request.num_scheduled, request.num_wanted
+            self._door.seated(entry)
             self.demand.append(entry)
         if num_tokens:
             self._book(entry, num_tokens)
@@ -296,6 +236,10 @@ class Round:
         entry.served_us += cost_us
         charge(entry.leaf, cost_us)
         self.granted[entry] = None
+
+    def yielder(self, claimant: Entry) -> Entry | None:
+        """Who is to be parked for the claimant."""
+        return self._door.yielder(claimant)
 
     def revoke(self, entry: Entry, num_tokens: int) -> None:
         self._book(entry, -num_tokens)

@@ -73,8 +73,8 @@ class Node:
     demand: int = 0
     heap: list[tuple[int, int, Node]] = field(default_factory=list)
     num_asked: int = 0
-    claims: list[tuple[tuple[int, int, int], Node]] = field(default_factory=list)
-    claim: tuple[int, int, int] | None = None
+    claims: list[tuple[tuple[bool, int, int, int], Node]] = field(default_factory=list)
+    claim: tuple[bool, int, int, int] | None = None
     rows_version: int = 0
     holdings: Holdings | None = None
 

@@ -1,0 +1,130 @@
+"""Who of those without a slot may come in in this step: as many as there are slots free, in the order of the deal, and
+beyond these who can claim a slot that is held.
+
+Knows nothing of time: whether who may come in gets any tokens is for the window to say.
+"""
+
+from __future__ import annotations
+
+from engine.request import RequestState
+from engine.sched.fair.shop import Shop
+from engine.sched.fair.slots import find_yielder
+from engine.sched.fair.tree import KEY_LEVELS, Entry, Node
+
+_MOST_DEALS = 4
+
+
+class Door:
+    """The door of one step.
+
+    Args:
+        number: of the step.
+        lag_us: Θ.
+        long_us: Λ. Of prompts with more work than this one is read at a time under each key; shorter ones interleave. Two
+            at once would both be late, and their team would hold slots that it cannot use.
+    """
+
+    def __init__(self, shop: Shop, number: int, lag_us: int, long_us: int) -> None:
+        self._shop = shop
+        self._number = number
+        self._lag_us = lag_us
+        self._long_us = long_us
+        self._reading: set[Node] = set()  # keys that are reading a long prompt
+        self._num_refused = 0
+        self._takes_newcomers = True  # False once the blocks for one were not to be had
+
+    def begin(self, entry: Entry) -> bool:
+        """Set the entry up for this step; False if it wants nothing."""
+        request = entry.request
+        entry.step, entry.granted, entry.charged_us = self._number, 0, 0
+        entry.is_pooled = False
+        if request.table is None:
+            entry.start = self._shop.num_cached_tokens(request)
+            entry.left = request.num_known - entry.start
+        else:
+            entry.start, entry.left = request.num_scheduled, request.num_wanted
+        entry.is_decode = entry.left == 1 and entry.start >= request.num_prompt_tokens
+        return entry.left > 0
+
+    def seated(self, entry: Entry) -> None:
+        """The entry, set up, has a slot."""
+        if self._is_long(entry):
+            self._reading.add(entry.leaf.path[KEY_LEVELS - 1])
+
+    def first_seekers(self) -> list[Entry]:
+        """Set up. However many are new and have no claim, those who are next in the deal are asked too."""
+        if not self._shop.tree.root.num_seekers:
+            return []
+        num_free = self._shop.max_sequences - len(self._shop.roster.residents)
+        dealt = self._deal()
+        known = set(dealt)
+        new = [entry for entry in self._shop.roster.new if entry.is_seeking and entry not in known]
+        return (
+            dealt[:num_free]
+            + self._with_claims(new[: self._shop.parameters.look])
+            + self._with_claims(dealt[num_free:])
+        )
+
+    def more_seekers(self) -> list[Entry]:
+        """The next in the deal, set up; whether there is a slot for them is asked when it is their turn."""
+        if not self._shop.tree.root.num_seekers or self._num_refused >= self._shop.parameters.most_refused_claims:
+            return []
+        return self._deal()
+
+    def may_seat(self, entry: Entry) -> bool:
+        """There is a slot for the request, or somebody who yields one; and blocks have not run out before it."""
+        shop = self._shop
+        if entry.request.table is None and not self._takes_newcomers and entry.request is not shop.senior:
+            return False
+        if self._is_crowded(entry):
+            return False
+        if len(shop.roster.residents) < shop.max_sequences or self.yielder(entry) is not None:
+            return True
+        self._num_refused += 1
+        return False
+
+    def refused(self, entry: Entry) -> None:
+        """No slot though there was one to be had: the blocks are short. Nobody passes this request until it is in."""
+        self._num_refused += 1
+        if entry.request.table is None and self._takes_newcomers:
+            self._takes_newcomers = False
+            self._shop.senior = entry.request
+
+    def yielder(self, claimant: Entry) -> Entry | None:
+        """Who is to be parked for the claimant."""
+        for entry in self._shop.roster.residents:
+            if entry.request.state is RequestState.AT_CAP and not entry.request.num_in_flight:
+                return entry
+        return find_yielder(claimant, self._shop.max_sequences, self._lag_us, self._number)
+
+    def _deal(self) -> list[Entry]:
+        """The next seekers, but for those that this step has seen already and long prompts behind one of their key."""
+        root, look = self._shop.tree.root, self._shop.parameters.look
+        found: list[Entry] = []
+        for _ in range(_MOST_DEALS):
+            dealt = self._shop.claims.deal(root, look, look)
+            for entry in dealt:
+                if entry.step != self._number and self.begin(entry) and not self._is_crowded(entry):
+                    found.append(entry)
+            if len(dealt) < look or len(found) >= look:
+                break
+        return found
+
+    def _with_claims(self, seekers: list[Entry]) -> list[Entry]:
+        found: list[Entry] = []
+        self._num_refused = 0
+        for entry in seekers:
+            if self._num_refused >= self._shop.parameters.most_refused_claims:
+                break
+            if self.yielder(entry) is None:
+                self._num_refused += 1
+            elif entry.step == self._number or (self.begin(entry) and not self._is_crowded(entry)):
+                found.append(entry)
+        return found
+
+    def _is_long(self, entry: Entry) -> bool:
+        end = entry.start + entry.left
+        return self._shop.cost.marginal_us(entry.start, end, entry.request.num_prompt_tokens) > self._long_us
+
+    def _is_crowded(self, entry: Entry) -> bool:
+        return entry.leaf.path[KEY_LEVELS - 1] in self._reading and self._is_long(entry)
