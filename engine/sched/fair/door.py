@@ -6,7 +6,8 @@ Knows nothing of time: whether who may come in gets any tokens is for the window
 
 from __future__ import annotations
 
-from engine.request import RequestState
+from itertools import islice
+
 from engine.sched.fair.shop import Shop
 from engine.sched.fair.slots import find_yielder
 from engine.sched.fair.tree import KEY_LEVELS, Entry, Node
@@ -20,8 +21,8 @@ class Door:
     Args:
         number: of the step.
         lag_us: Θ.
-        long_us: Λ. Of prompts with more work than this one is read at a time under each key; shorter ones interleave. Two
-            at once would both be late, and their team would hold slots that it cannot use.
+        long_us: Λ. Of prompts with more work than this, one is read at a time under each key; shorter ones interleave.
+            Two at once would both be late, and their team would hold slots that it cannot use.
     """
 
     def __init__(self, shop: Shop, number: int, lag_us: int, long_us: int) -> None:
@@ -30,6 +31,7 @@ class Door:
         self._lag_us = lag_us
         self._long_us = long_us
         self._reading: set[Node] = set()  # keys that are reading a long prompt
+        self._paused: list[Entry] = []
         self._num_refused = 0
         self._takes_newcomers = True  # False once the blocks for one were not to be had
 
@@ -46,6 +48,11 @@ class Door:
         entry.is_decode = entry.left == 1 and entry.start >= request.num_prompt_tokens
         return entry.left > 0
 
+    def paused(self, entry: Entry) -> None:
+        """The entry has a slot and waits at its cap: whoever has a claim takes that slot first."""
+        if not entry.request.num_in_flight:
+            self._paused.append(entry)
+
     def seated(self, entry: Entry) -> None:
         """The entry, set up, has a slot."""
         if self._is_long(entry):
@@ -58,12 +65,9 @@ class Door:
         num_free = self._shop.max_sequences - len(self._shop.roster.residents)
         dealt = self._deal()
         known = set(dealt)
-        new = [entry for entry in self._shop.roster.new if entry.is_seeking and entry not in known]
-        return (
-            dealt[:num_free]
-            + self._with_claims(new[: self._shop.parameters.look])
-            + self._with_claims(dealt[num_free:])
-        )
+        new = (entry for entry in self._shop.roster.new if entry.is_seeking and entry not in known)
+        with_claims = self._with_claims(list(islice(new, self._shop.parameters.look)))
+        return dealt[:num_free] + with_claims + self._with_claims(dealt[num_free:])
 
     def more_seekers(self) -> list[Entry]:
         """The next in the deal, set up; whether there is a slot for them is asked when it is their turn."""
@@ -92,8 +96,8 @@ class Door:
 
     def yielder(self, claimant: Entry) -> Entry | None:
         """Who is to be parked for the claimant."""
-        for entry in self._shop.roster.residents:
-            if entry.request.state is RequestState.AT_CAP and not entry.request.num_in_flight:
+        for entry in self._paused:
+            if entry.is_resident:
                 return entry
         return find_yielder(claimant, self._shop.max_sequences, self._lag_us, self._number)
 
@@ -103,9 +107,8 @@ class Door:
         found: list[Entry] = []
         for _ in range(_MOST_DEALS):
             dealt = self._shop.claims.deal(root, look, look)
-            for entry in dealt:
-                if entry.step != self._number and self.begin(entry) and not self._is_crowded(entry):
-                    found.append(entry)
+            unseen = [entry for entry in dealt if entry.step != self._number]
+            found.extend([entry for entry in unseen if self.begin(entry) and not self._is_crowded(entry)])
             if len(dealt) < look or len(found) >= look:
                 break
         return found

@@ -174,19 +174,21 @@ class FairShare:
         backlogged = _by_parent(self._backlogged)
         for parent, children in backlogged.items():
             advance(parent, min([child.v for child in children]))
-        parents = dict.fromkeys(backlogged)
-        for node in _with_ancestors(done.granted):
-            family = node.parent
-            assert family is not None, "the root stands on no path"
-            parents[family] = None
-            if family not in backlogged:
-                advance(family, node.v)
-        for parent in parents:
-            if parent.sleepers:
-                self.tree.drop_sleepers(parent)
+        for entry in done.granted:
+            node = entry.leaf
+            while node.moved_at != done.number and (family := node.parent) is not None:
+                node.moved_at = done.number
+                if family not in backlogged:
+                    advance(family, node.service // node.weight)
+                if family.sleepers:
+                    self.tree.drop_sleepers(family)
+                node = family
+        for family in backlogged:
+            if family.sleepers:
+                self.tree.drop_sleepers(family)
 
 
-def _with_ancestors(entries: list[Entry] | dict[Entry, None]) -> dict[Node, None]:
+def _with_ancestors(entries: list[Entry]) -> dict[Node, None]:
     nodes: dict[Node, None] = {}
     for entry in entries:
         for node in reversed(entry.leaf.path):

@@ -6,6 +6,7 @@ a time. Where nothing is contended, which is most of the time, every decode gets
 
 from __future__ import annotations
 
+from engine.request import RequestState
 from engine.sched.fair.door import Door
 from engine.sched.fair.order import Rank, rank
 from engine.sched.fair.shop import Shop
@@ -94,6 +95,8 @@ class Round:
                 else:
                     self._door.seated(entry)
                     prompts.append(entry)
+            elif entry.request.state is RequestState.AT_CAP:
+                self._door.paused(entry)
         return decodes, prompts
 
     def _pool_up(self, entries: list[Entry]) -> None:

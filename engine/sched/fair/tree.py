@@ -70,6 +70,7 @@ class Node:
 
     # Scratch of one step (`window.py`), of the claims for slots (`claims.py`) and of `slots.py`.
     stamp: int = 0
+    moved_at: int = 0
     demand: int = 0
     heap: list[tuple[int, int, Node]] = field(default_factory=list)
     num_asked: int = 0
