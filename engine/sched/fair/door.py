@@ -20,16 +20,14 @@ class Door:
 
     Args:
         number: of the step.
-        lag_us: Θ.
-        long_us: Λ. Of prompts with more work than this, one is read at a time under each key; shorter ones interleave.
+        lag_us: Θ. Of prompts with more work than this, one is read at a time under each key; shorter ones interleave.
             Two at once would both be late, and their team would hold slots that it cannot use.
     """
 
-    def __init__(self, shop: Shop, number: int, lag_us: int, long_us: int) -> None:
+    def __init__(self, shop: Shop, number: int, lag_us: int) -> None:
         self._shop = shop
         self._number = number
         self._lag_us = lag_us
-        self._long_us = long_us
         self._reading: set[Node] = set()  # keys that are reading a long prompt
         self._paused: list[Entry] = []
         self._num_refused = 0
@@ -127,7 +125,7 @@ class Door:
 
     def _is_long(self, entry: Entry) -> bool:
         end = entry.start + entry.left
-        return self._shop.cost.marginal_us(entry.start, end, entry.request.num_prompt_tokens) > self._long_us
+        return self._shop.cost.marginal_us(entry.start, end, entry.request.num_prompt_tokens) > self._lag_us
 
     def _is_crowded(self, entry: Entry) -> bool:
         return entry.leaf.path[KEY_LEVELS - 1] in self._reading and self._is_long(entry)

@@ -42,14 +42,15 @@ class Round:
         self._cost = shop.cost
         self.target_us = shop.target_us(now_us)
         self._quantum_us = max(1, self.target_us // shop.parameters.quanta_per_step)
-        self._limit_us = max(1, self.target_us - shop.cost.fixed_us, self.target_us // 4)
+        # Where the machine is too slow for the promise, at least half of a step is work.
+        self._limit_us = max(self.target_us - shop.cost.fixed_us, shop.cost.fixed_us)
         self.window_us = shop.parameters.window_steps * self.target_us
         self.lag_us = shop.parameters.lag_steps * self.target_us
         self._window = shop.make_window(number, self.lag_us)
         self._pool: list[Entry] = []  # in the order of the window
         self._hurried: dict[Entry, None] = {}  # newcomers whose prompts this step can finish
         self._sat_out: dict[Entry, None] = {}
-        self._door = Door(shop, number, self.lag_us, self.window_us)
+        self._door = Door(shop, number, self.lag_us)
 
     # --- the order ----------------------------------------------------------------------------------------------------
 
