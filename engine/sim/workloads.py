@@ -99,7 +99,7 @@ def _shares(name: str, pen: Pen) -> Workload:
 
 
 def _equal(name: str, pen: Pen) -> Workload:
-    until_us = pen.s(40)
+    until_us = pen.s(90)
     teams = ("red", "green", "blue", "gold")
     for i, team in enumerate(teams):
         _greedy(pen, team, until_us, num_clients=pen.slots * (1 + i))
@@ -117,12 +117,14 @@ def _nested(name: str, pen: Pen) -> Workload:
 
 
 def _split(name: str, pen: Pen) -> Workload:
-    until_us = pen.s(40)
+    until_us = pen.s(90)
     _greedy(pen, "whole", until_us)
     for key in range(8):
-        _greedy(pen, "split", until_us, num_clients=pen.slots, key=f"key{key}")
-    about = "one team with one key, and one that splits twice as much over eight keys"
-    return _workload(name, about, pen, until_us, greedy=["whole", "split"])
+        _greedy(pen, "keys", until_us, num_clients=pen.slots, key=f"key{key}")
+    for session in range(8 * pen.slots):
+        _greedy(pen, "sessions", until_us, num_clients=1, session=f"session{session}")
+    about = "a team with one session, and two that split twice as much over eight keys and over many sessions"
+    return _workload(name, about, pen, until_us, greedy=["whole", "keys", "sessions"])
 
 
 def _limited(name: str, pen: Pen) -> Workload:
@@ -232,12 +234,13 @@ def _greedy(
     org: str = "org",
     org_weight: int = 1,
     key: str = "key",
+    session: str = "session",
     num_clients: int = 0,
 ) -> None:
     """A team that always has more: so many at once (four times the slots if left out), all alike."""
     pen.clients(
         num_clients or 4 * pen.slots,
-        path_of(team, weight, org=org, org_weight=org_weight, key=key),
+        path_of(team, weight, org=org, org_weight=org_weight, key=key, session=session),
         num_prompt_tokens=400,
         num_output_tokens=120,
         until_us=until_us,
