@@ -81,6 +81,7 @@ class _AdmissionOrder:
         """Time means nothing here."""
 
     def standing(self, request: Request, now_us: int) -> Standing:  # noqa: ARG002 - the port's signature
+        """Nobody asks in a simulation."""
         return Standing()
 
     def teams(self) -> tuple[TeamShare, ...]:

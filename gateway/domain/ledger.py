@@ -73,10 +73,10 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     prefill_us: int
     decode_us: int
     preempted_us: int
-    parked_us: int = 0  # journals of older versions do not have it
     engine_us: int
     ttft_us: int | None
     total_us: int | None
+    parked_us: int = 0  # journals of older versions do not have it
 
     @property
     def timings(self) -> EngineTimings:

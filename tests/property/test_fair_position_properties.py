@@ -1,4 +1,4 @@
-"""Who is ahead of whom for a slot: what is divided out must be what a deal, slot by slot, comes to."""
+"""Who is ahead of whom for a slot: what is divided out must be what the deal, slot by slot, comes to."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from fair_harness import FairHarness, path_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Request
+from engine.sched.fair.claims import claim_key
 from engine.sched.fair.position import first_seekers, position
 from engine.sched.fair.tree import Entry, Node
-from engine.sched.fair.virtual_time import SCALE
 
 CLASSES = ("interactive", "standard", "batch")
 
 
 def dealt_one_by_one(root: Node) -> list[Entry]:
-    """All seekers below the node in the order in which they would get slots, by looking at everything each time."""
-    asked: Counter[Node] = Counter()
+    """All seekers in the order in which they get slots by the policy's own key, each taken out of the tree."""
     order: list[Entry] = []
-    for _ in range(root.num_seekers):
+    while root.num_seekers:
         node = root
         while node.children:
-            open_ones = [child for child in node.children.values() if asked[child] < child.num_seekers]
-            node = min(open_ones, key=lambda c: ((c.num_rows + asked[c] + 1) * SCALE // c.weight, c.v, c.number))
-            asked[node] += 1
-        order.append(node.seekers[asked[node] - 1][2])
+            node.num_seekers -= 1
+            node = min((child for child in node.children.values() if child.num_seekers), key=claim_key)
+            node.num_asked += 1
+        node.num_seekers -= 1
+        order.append(node.seekers.pop(0)[2])
     return order
 
 
@@ -58,17 +57,18 @@ def test_a_position_is_the_place_in_a_deal(
             path = path_of(f"{org}/{team}/{key}/{session}", weights[org], weights[team], weights[key])
             harness.submit(path, 40, output, request_class=request_class)
         harness.run(num_steps if batch is requests else 0)
-    tree = harness.policy.tree
-    order = dealt_one_by_one(tree.root)
-    assert len(order) == tree.root.num_seekers
+    root = harness.policy.tree.root
+    seekers = [entry for entry in harness.policy._shop.roster.entries.values() if entry.is_seeking]
+    assert len(seekers) == root.num_seekers
+    harness.policy._shop.claims.start(1 << 40)
+    found = {entry: position(entry) for entry in seekers}
+    named = {entry: first_seekers(entry.leaf.path[1], found[entry].num_ahead_in_team) for entry in seekers}
+    order = dealt_one_by_one(root)
     for i, entry in enumerate(order):
-        found = position(entry)
-        assert found.num_ahead == i
-        assert found.by_class == dict(Counter(e.request.request_class for e in order[:i]))
-        team = entry.leaf.path[1]
-        of_team = [e.request for e in order[:i] if e.leaf.path[1] is team]
-        assert found.num_ahead_in_team == len(of_team)
-        assert first_seekers(team, found.num_ahead_in_team) == of_team
+        assert found[entry].num_ahead == i
+        assert found[entry].by_class == dict(Counter(e.request.request_class for e in order[:i]))
+        of_team = [e.request for e in order[:i] if e.leaf.path[1] is entry.leaf.path[1]]
+        assert named[entry] == of_team
 
 
 def test_many_slots_at_once_are_dealt_like_one_at_a_time() -> None:
@@ -83,11 +83,11 @@ def test_many_slots_at_once_are_dealt_like_one_at_a_time() -> None:
     last = harness.submit("b/t/k", 40, 9)
     for _ in range(300):
         last = harness.submit("b/t/k", 40, 9)
+    entry = harness.policy._shop.roster.entries[harness.of(last)]
+    harness.policy._shop.claims.start(1 << 40)
+    found = position(entry)
     order = dealt_one_by_one(harness.policy.tree.root)
-    i = next(i for i, entry in enumerate(order) if entry.request is request_of(harness, last))
-    assert position(order[i]).num_ahead == i > 500
-    assert position(order[i]).by_class == dict(Counter(e.request.request_class for e in order[:i]))
-
-
-def request_of(harness: FairHarness, request_id: str) -> Request:
-    return harness.of(request_id)
+    i = order.index(entry)
+    assert i > 500
+    expected = i, dict(Counter(e.request.request_class for e in order[:i]))
+    assert (found.num_ahead, found.by_class) == expected

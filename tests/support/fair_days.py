@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from fair_harness import FairHarness
+from fair_harness import COST, FairHarness
 from hypothesis import strategies as st
 
 from engine.messages import PathNode, RequestClass
+from engine.sched.cost import CostModel
 from engine.sched.fair.parameters import FairParameters
 from engine.sched.fair.policy import FairShare
 from engine.sched.policy import Policy
@@ -105,6 +106,7 @@ class Player:
         scale: int = 1,
         rename: Callable[[str], str] = lambda name: name,
         plan_ahead: bool = False,
+        cost: CostModel = COST,
     ) -> None:
         self.harness = FairHarness(
             max_sequences=day.max_sequences,
@@ -112,6 +114,7 @@ class Player:
             num_blocks=day.num_blocks,
             parameters=day.parameters,
             plan_ahead=plan_ahead,
+            cost=cost,
             make_policy=make_policy,
         )
         self._day = day
@@ -218,7 +221,7 @@ def days(
         max_step_tokens=st.sampled_from(max_step_tokens),
         num_blocks=st.sampled_from(num_blocks),
         window_steps=st.sampled_from([4, 1, 2]),
-        lag_steps=st.sampled_from([16, 2, 0]),
+        lag_steps=st.sampled_from([16, 2, 1]),
     )
 
 
@@ -245,6 +248,20 @@ def _with_paths(day: Day, change: Callable[[TreePath], TreePath]) -> Day:
     )
     return replace(day, steps=steps)
 
+
+contended = days(
+    st.builds(
+        Arrive,
+        path=tree_paths(),
+        request_class=st.sampled_from(CLASSES),
+        num_tokens=st.just(1000),
+        output=st.integers(1, 20),
+        num=st.integers(1, 4),
+    ),
+    aborts,
+    quiet=60,
+)
+"""So much to do that windows and weights decide in most steps."""
 
 everything = days(
     arrivals(capped=True, most=6),

@@ -7,12 +7,12 @@ looks into them where a rule speaks of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
+from fair_witness import NodePath, Parking, Witness, names_of, prefixes
 
 from engine.kv.kv_cache import KVCache
 from engine.kv.prefix_cache import PrefixCache
@@ -34,9 +34,6 @@ COST = CostModel(
     decode_token_ns=400_000,
     decode_context_ps=40_000,
 )
-
-NodePath = tuple[str, ...]
-"""Ids from the top: org, team, class, key, session."""
 
 
 def path_of(names: str, *weights: int) -> tuple[PathNode, ...]:
@@ -66,29 +63,6 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Parking:
-    """A request lost its row to a claimant.
-
-    Attributes:
-        step: steps planned before this one.
-        num_computed: tokens of the holder by then.
-        was_paused: the holder was at its cap.
-        num_rows: held below each node just before.
-        weights: of each node.
-        v: of each node just before, where the policy keeps any.
-    """
-
-    step: int
-    claimant: Request
-    holder: Request
-    num_computed: int
-    was_paused: bool
-    num_rows: Counter[NodePath]
-    weights: dict[NodePath, int]
-    v: dict[NodePath, int]
-
-
-@dataclass(frozen=True)
 class Left:
     """What a step did not grant.
 
@@ -101,40 +75,6 @@ class Left:
     residents: list[Request]
     waiting: list[Request]
     num_free_rows: int
-
-
-class Witness:
-    """A `Policy` around another that notes who was parked for whom."""
-
-    def __init__(self, policy: Policy, harness: FairHarness) -> None:
-        self._policy = policy
-        self._harness = harness
-        self._claim: tuple[Request, Counter[NodePath], dict[NodePath, int]] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def yields_row(self, claimant: Request) -> Iterator[Request]:
-        for holder in self._policy.yields_row(claimant):
-            self._claim = claimant, self._harness.num_rows(), virtual_times(self._policy)
-            yield holder
-
-    def parked(self, request: Request) -> None:
-        assert self._claim is not None, "parked for nobody"
-        claimant, num_rows, v = self._claim
-        self._harness.parkings.append(
-            Parking(
-                step=len(self._harness.plans),
-                claimant=claimant,
-                holder=request,
-                num_computed=request.num_computed,
-                was_paused=request.state is RequestState.AT_CAP,
-                num_rows=num_rows,
-                weights=dict(self._harness.weights),
-                v=v,
-            )
-        )
-        self._policy.parked(request)
 
 
 class FairHarness:
@@ -171,8 +111,16 @@ class FairHarness:
             cost, max_sequences, parameters=parameters, num_cached_tokens=partial(_num_cached_tokens, self.kv)
         )
         self.counters = Counters()
+        self.parkings: list[Parking] = []
+        self.weights: dict[NodePath, int] = {}
         self.scheduler = Scheduler(
-            Witness(self.policy, self),
+            Witness(
+                self.policy,
+                self.parkings,
+                num_rows=self.num_rows,
+                weights=self.weights,
+                step=lambda: len(self.plans),
+            ),
             self.kv,
             self.counters,
             max_sequences=max_sequences,
@@ -185,10 +133,8 @@ class FairHarness:
         self.step_us: list[int] = []
         self.targets_us: list[int] = []
         self.left = Left([], [], max_sequences)
-        self.parkings: list[Parking] = []
         self.served_us: Counter[NodePath] = Counter()
         self.charged_us = 0
-        self.weights: dict[NodePath, int] = {}
         self._plan_ahead = plan_ahead
         self._in_flight: tuple[Step, int] | None = None
         self._has_news = False
@@ -390,32 +336,6 @@ class FairHarness:
         session = path[-1].weight if len(path) > 3 else 1
         weights = (org, team, self._class_weights[request.request_class], key, session)
         self.weights.update(zip(prefixes(names_of(request)), weights, strict=True))
-
-
-def names_of(request: Request) -> NodePath:
-    """Org, team, class, key, session; what a path does not name is empty."""
-    ids = [node.id for node in request.path]
-    org, team, key = (*ids[:3], "", "", "")[:3]
-    return org, team, request.request_class, key, "\n".join(ids[3:])
-
-
-def prefixes(names: NodePath) -> list[NodePath]:
-    return [names[: i + 1] for i in range(len(names))]
-
-
-def virtual_times(policy: Policy) -> dict[NodePath, int]:
-    """Of all nodes that the policy keeps, by names; nothing for a policy without a tree."""
-    found: dict[NodePath, int] = {}
-    tree = getattr(policy, "tree", None)
-    nodes: list[tuple[NodePath, Any]] = [((), tree.root)] if tree is not None else []
-    while nodes:
-        above, node = nodes.pop()
-        for child in node.children.values():
-            # A class has its team's id before its own name; a plain name says more.
-            names = (*above, child.id.rpartition(":")[2] if len(above) == 2 else child.id)
-            found[names] = child.v
-            nodes.append((names, child))
-    return found
 
 
 def _num_cached_tokens(kv: KVCache, request: Request) -> int:

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 
-from fair_harness import FairHarness, NodePath
+from fair_harness import FairHarness
+from fair_witness import NodePath
 
 from engine.request import Request
 from engine.sched.fair.virtual_time import SCALE
+
+KEY_LEVELS = 4
+"""Down to the key; among the sessions of one key few long prompts run at a time, and nothing is claimed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Gaps:
         ranges: dict[tuple[NodePath, NodePath], tuple[Fraction, Fraction]] = {}
         bound_us = distance_us(harness)
         for one, other in combinations(sorted(harness.backlogged()), 2):
-            if len(one) != len(other) or one[:-1] != other[:-1]:
+            if len(one) > KEY_LEVELS or one[:-1] != other[:-1]:
                 continue
             gap = self._v.get(one, Fraction(0)) - self._v.get(other, Fraction(0))
             low, high = self._ranges.get((one, other), (gap, gap))

@@ -59,14 +59,13 @@ def test_the_flood_is_told_of_the_quiet_team_by_number_alone() -> None:
     assert standing_of(harness, quiet[3]).ahead_of_team == tuple(quiet[:3])
 
 
-@pytest.mark.parametrize(("weight", "num_ahead"), [(1, 8), (2, 17), (3, 26)])
-def test_a_weight_lets_so_many_more_pass(weight: int, num_ahead: int) -> None:
-    """The ninth slot of weight 1 comes with the 9 · weight-th of the other one; who is behind goes first."""
+@pytest.mark.parametrize("weight", [1, 2, 3])
+def test_a_weight_lets_so_many_more_pass(weight: int) -> None:
+    """Until both hold as much by weight as the flood will with its ninth slot; that one goes to who is behind."""
     harness = flooded()
     for _ in range(40):
         harness.submit(path_of("acme/quiet/k", 1, weight), 50, 5)
-    ahead = standing_of(harness, "r8").ahead["interactive"]
-    assert ahead in (num_ahead, num_ahead + 1)
+    assert 8 * weight <= standing_of(harness, "r8").ahead["interactive"] <= 9 * weight
 
 
 def test_who_is_parked_waits_for_a_slot_before_the_rest_of_its_own() -> None:
@@ -158,10 +157,10 @@ def test_the_wait_that_was_told_is_about_the_wait_that_came(num_teams: int, leng
                 waited[request_id] = before_us - told[request_id][0]
     far = [request_id for request_id in told if sum(told[request_id][1].ahead.values()) >= 60]
     assert len(far) > 100
-    for request_id in far:
-        expected_us = told[request_id][1].expected_wait_us
-        assert expected_us is not None
-        assert waited[request_id] / 3 <= expected_us <= waited[request_id] * 3, request_id
+    ratios = sorted((told[request_id][1].expected_wait_us or 0) / waited[request_id] for request_id in far)
+    assert 1 / 2.2 <= ratios[len(ratios) // 2] <= 2.2
+    assert ratios[0] >= 1 / 4.5, "16 residents are a small sample of how long answers get"
+    assert ratios[-1] <= 4.5
 
 
 def test_nothing_is_said_of_the_wait_before_anybody_has_written_anything() -> None:

@@ -20,9 +20,12 @@ async def test_engine_time_is_added_up_and_the_rest_is_of_the_one_that_took_long
     first, second = FakeStream(), FakeStream()
     generation = await started(FakeClient(first, second), request(Text("aa"), Text("bb"), num_choices=2))
     first.feed(end("req_1-0", 0, Timings(queue_us=5, prefill_us=1, decode_us=10, engine_us=100, parked_us=4)))
-    first.feed(end("req_1-0", 1, Timings(queue_us=6, prefill_us=2, decode_us=9, preempted_us=3, engine_us=20, parked_us=1)))
+    longest = Timings(queue_us=6, prefill_us=2, decode_us=9, preempted_us=3, engine_us=20, parked_us=1)
+    first.feed(end("req_1-0", 1, longest))
     second.feed(end("req_1-1", 0, Timings(queue_us=7, engine_us=3)))
     second.feed(end("req_1-1", 1, Timings(queue_us=1, engine_us=4000)))
     await events_of(generation)
 
-    assert generation.timings == EngineTimings(queue_us=6, prefill_us=2, decode_us=9, preempted_us=3, engine_us=4123, parked_us=1)
+    assert generation.timings == EngineTimings(
+        queue_us=6, prefill_us=2, decode_us=9, preempted_us=3, engine_us=4123, parked_us=1
+    )

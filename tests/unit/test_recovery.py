@@ -56,7 +56,7 @@ async def test_a_lost_request_is_charged_what_the_engine_says(folder: JournalFol
     assert list(folder.path.iterdir()) == []
 
 
-async def test_the_parts_of_a_request_are_added_up_but_for_times_which_are_of_the_longest(folder: JournalFolder) -> None:
+async def test_parts_are_added_up_and_their_times_are_of_the_longest(folder: JournalFolder) -> None:
     left_by_a_dead_process(folder, Opened(opening("r", num_parts=3)))
     storage = MemoryStorage()
     timings = EngineTimings(queue_us=TIMINGS.passed_us - 1, engine_us=7)
@@ -187,9 +187,7 @@ async def test_what_an_engine_says_is_taken_over_in_full() -> None:
                     num_computed_tokens=3,
                     num_output_tokens=2,
                     finish=finish,
-                    timings=Timings(
-                        queue_us=1, prefill_us=2, decode_us=3, preempted_us=4, engine_us=5, parked_us=6
-                    ),
+                    timings=Timings(queue_us=1, prefill_us=2, decode_us=3, preempted_us=4, engine_us=5, parked_us=6),
                 )
                 for finish in ("length", "abort")
             ]

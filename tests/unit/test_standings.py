@@ -145,7 +145,7 @@ def test_whatever_happens_times_sum_to_the_age_and_asking_changes_nothing() -> N
     phases: set[str] = set()
     for policy in ("fcfs", "static", "fair"):
         for plan_ahead in (False, True):
-            for seed in (6, 7, 8):
+            for seed in (5, 6, 7):
                 told = [_day(policy, plan_ahead, seed, phases, asks=asks) for asks in (True, False)]
                 assert told[0] == told[1]
     assert phases == {"queue", "prefill", "decode", "preempted", "parked", "at_cap"}

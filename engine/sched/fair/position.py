@@ -1,8 +1,9 @@
 """Who would get a slot before a request, were they dealt out one by one from now on: `claims.py` without a deal.
 
 A deal of thousands would hold up the engine, and all of it follows from one thing: a child gets its j-th further slot
-before another one gets its k-th if it then holds fewer by its weight. So how many a sibling gets before a request is a
-division. Reads the tree and changes nothing.
+before another one gets its k-th if it then holds fewer by its weight, or as many and is further behind in virtual time.
+So how many a sibling gets before a request is a division. Below a key those that were parked come before all others.
+Reads the tree and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from engine.request import Request
+from engine.sched.fair.claims import level_of
 from engine.sched.fair.tree import Entry, Node
-from engine.sched.fair.virtual_time import SCALE
 
 _TEAM_DEPTH = 2
 _CLASS_DEPTH = 3
@@ -69,7 +70,7 @@ def position(entry: Entry) -> QueuePosition:
 def first_seekers(node: Node, num: int) -> list[Request]:
     """The first that get a slot below the node, in order, were it dealt to alone."""
     num_dealt: Counter[Node] = Counter()
-    heaps: dict[Node, list[tuple[int, int, int, Node]]] = {}
+    heaps: dict[Node, list[tuple[bool, int, int, int, Node]]] = {}
     found: list[Request] = []
     for _ in range(min(num, node.num_seekers)):
         each = node
@@ -93,23 +94,26 @@ def _siblings_before(node: Node, num: int) -> list[tuple[Node, int]]:
     """How many slots each sibling is dealt before the node's num-th further one."""
     parent = node.parent
     assert parent is not None, "the root stands on no path"
-    level, v, number, _ = _key(node, num)
-    holds: dict[int, tuple[int, int]] = {}  # by weight: what is held below the level, and at it
+    is_fresh, level, v, number, _ = _key(node, num)
+    holds: dict[int, tuple[int, int]] = {}  # by weight: the most slots below the level, and at it
     found: list[tuple[Node, int]] = []
     for sibling in parent.children.values():
         if not sibling.num_seekers or sibling is node:
             continue
         weight = sibling.weight
         if weight not in holds:
-            holds[weight] = (level * weight - 1) // SCALE, ((level + 1) * weight - 1) // SCALE
+            holds[weight] = _most_below(sibling, level), _most_below(sibling, level + 1)
         below, at = holds[weight]
         if at > below:
             sibling_v = sibling.service // weight
             if sibling_v < v or (sibling_v == v and sibling.number < number):
                 below = at
-        num_before = below - sibling.num_rows
+        num_before = min(below - sibling.num_rows, sibling.num_seekers)
+        if not sibling.children:
+            num_parked = bisect_left(sibling.seekers, True, key=_is_fresh)
+            num_before = max(num_before, num_parked) if is_fresh else min(num_before, num_parked)
         if num_before > 0:
-            found.append((sibling, min(num_before, sibling.num_seekers)))
+            found.append((sibling, num_before))
     return found
 
 
@@ -133,7 +137,7 @@ def _deal(children: Sequence[Node], num: int) -> list[tuple[Node, int]]:
     """How the next so many slots go to these children, all of one parent."""
     shares = _deal_most(children, num) if num > 2 * len(children) else [0] * len(children)
     rest = [
-        ((child.num_rows + share + 1) * SCALE // child.weight, child.service // child.weight, child.number, i)
+        (*_key(child, share + 1)[1:4], i)
         for i, (child, share) in enumerate(zip(children, shares, strict=True))
         if share < child.num_seekers
     ]
@@ -143,7 +147,7 @@ def _deal(children: Sequence[Node], num: int) -> list[tuple[Node, int]]:
         child = children[i]
         shares[i] += 1
         if shares[i] < child.num_seekers:
-            heapreplace(rest, ((child.num_rows + shares[i] + 1) * SCALE // child.weight, v, number, i))
+            heapreplace(rest, (level_of(child, child.num_rows + shares[i] + 1), v, number, i))
         else:
             heappop(rest)
     return [(child, share) for child, share in zip(children, shares, strict=True) if share]
@@ -151,24 +155,37 @@ def _deal(children: Sequence[Node], num: int) -> list[tuple[Node, int]]:
 
 def _deal_most(children: Sequence[Node], num: int) -> list[int]:
     """The most of so many slots: all below a level of slots held by weight, which is raised in a few steps."""
+    parent = children[0].parent
+    assert parent is not None, "the root is nobody's child"
     shares = [0] * len(children)
-    level = min((child.num_rows + 1) * SCALE // child.weight for child in children)
+    level = min([level_of(child, child.num_rows + 1) for child in children])
     for _ in range(_MOST_RISES):
         left = num - sum(shares)
         weight = sum([child.weight for child, share in zip(children, shares, strict=True) if share < child.num_seekers])
-        if left <= 2 * len(children) or not weight:
-            break
         # Never too high: a child gets at most one more than in proportion to its weight.
-        level += (left - len(children)) * SCALE // weight
-        shares = [
-            max(0, min((level * child.weight - 1) // SCALE - child.num_rows, child.num_seekers)) for child in children
-        ]
+        rise = (left - len(children)) * parent.least_weight // weight if weight else 0
+        if rise <= 0:
+            break
+        level += rise
+        shares = [max(0, min(_most_below(child, level) - child.num_rows, child.num_seekers)) for child in children]
     return shares
 
 
-def _key(node: Node, num: int) -> tuple[int, int, int, Node]:
+def _key(node: Node, num: int) -> tuple[bool, int, int, int, Node]:
     """As `claims.claim_key` of the num-th further slot."""
-    return (node.num_rows + num) * SCALE // node.weight, node.v, node.number, node
+    is_fresh = not node.children and _is_fresh(node.seekers[num - 1])
+    return is_fresh, level_of(node, node.num_rows + num), node.service // node.weight, node.number, node
+
+
+def _is_fresh(seeker: tuple[bool, int, Entry]) -> bool:
+    """It has not been parked."""
+    return seeker[0]
+
+
+def _most_below(node: Node, level: int) -> int:
+    """The most slots that the node can hold with `claims.level_of` below the level."""
+    assert node.parent is not None, "the root has no siblings"
+    return (level - 1) * node.weight // node.parent.least_weight
 
 
 def _class_of(node: Node) -> str:

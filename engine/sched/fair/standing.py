@@ -10,9 +10,10 @@ New requests, which may go first inside the window, and changes still to come ar
   ahead, a quantum of work each.
 - Else so many have to end first: those ahead, and one more. Ends come at the rate at which the engine can do requests,
   so the wait is (ahead + 1) x mean work x step time / marginal part of it. The mean is over residents and over those of
-  its own team that are ahead, of prompt and output. How long an output gets nobody knows. What residents have written
-  so far is, where requests come and go, as much on average as they have still to write: so a whole output counts as
-  twice that mean, at most the request's cap. With no output written yet nothing is said.
+  its own team that are ahead, of prompt and output. How long an output gets nobody knows. Where requests come and go,
+  what residents have written so far is on average half of a whole output if all are alike, and as much as one if few
+  are very long (the long ones stay): so one counts as one and a half times that mean, at most the request's cap. Before
+  anybody has written anything nothing is said.
 
 **Blocks.** While a request waits for blocks nobody is let in before it, and nothing is said of the wait.
 
@@ -26,9 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.request import Request
+from engine.sched.fair.claims import level_of
 from engine.sched.fair.position import QueuePosition, first_seekers, position
 from engine.sched.fair.shop import Shop
-from engine.sched.fair.tree import Entry
+from engine.sched.fair.tree import KEY_LEVELS, Entry
 from engine.sched.fair.virtual_time import SCALE
 from engine.sched.line import in_line, names_of_team
 from engine.standing import MOST_NAMED, Resource, Standing
@@ -75,7 +77,7 @@ def _resource(shop: Shop, request: Request) -> Resource:
 def _seat_wait_us(shop: Shop, place: QueuePosition, team_ahead: Iterable[Request], now_us: int) -> int | None:
     target_us = shop.promises.target_us(now_us)
     num_free = shop.max_sequences - len(shop.roster.residents)
-    if place.num_ahead < num_free or _has_claim(place):
+    if place.num_ahead < num_free or _has_claim(shop, place):
         return (1 + place.num_ahead // shop.parameters.quanta_per_step) * target_us
     num_output = _mean_output(shop)
     if num_output is None:
@@ -87,22 +89,30 @@ def _seat_wait_us(shop: Shop, place: QueuePosition, team_ahead: Iterable[Request
     return num_ends * total_us * (shop.cost.fixed_us + marginal_us) // (marginal_us * len(requests))
 
 
-def _has_claim(place: QueuePosition) -> bool:
-    """Somewhere on its path a sibling holds more by weight than its node will with the slot that is to be its own."""
+def _has_claim(shop: Shop, place: QueuePosition) -> bool:
+    """There is one when those ahead have what is theirs (`slots.py`): with the slot that is to be its own, some node
+    on its path is within its share and a sibling above, or a sibling still holds more by weight."""
     for node, num in place.places:
         parent = node.parent
         assert parent is not None, "the root stands on no path"
+        if len(node.path) > KEY_LEVELS:
+            continue
+        num_slots = parent.num_rows if parent.path else shop.max_sequences
+        num_held = node.num_rows + num
+        level = level_of(node, num_held)
+        is_within = num_held * parent.weight_present <= num_slots * node.weight
         for sibling in parent.holders:
-            if sibling is not node and sibling.num_rows * node.weight > (node.num_rows + num) * sibling.weight:
+            is_above = sibling.num_rows * parent.weight_present > num_slots * sibling.weight
+            if sibling is not node and ((is_within and is_above) or level_of(sibling, sibling.num_rows) > level):
                 return True
     return False
 
 
 def _mean_output(shop: Shop) -> int | None:
-    """Twice what residents have written so far, on average over those that write; None if nobody does."""
+    """One and a half times what residents have written so far, on average over those that write; None if none does."""
     written = [entry.request.num_output_tokens for entry in shop.roster.residents]
     num_writing = sum(num > 0 for num in written)
-    return 2 * sum(written) // num_writing if num_writing else None
+    return 3 * sum(written) // (2 * num_writing) if num_writing else None
 
 
 def _work_us(shop: Shop, request: Request, num_output: int) -> int:
