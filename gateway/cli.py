@@ -16,6 +16,7 @@ import typer.core
 from gateway.commands.administer import CommandError
 from gateway.commands.audit import audit_app
 from gateway.commands.catalog import alias_app, model_app
+from gateway.commands.isolation import isolation
 from gateway.commands.keys import admin_token_app, key_app
 from gateway.commands.options import Config
 from gateway.commands.tenancy import org_app, team_app
@@ -62,6 +63,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
+bench_app.command()(isolation)
 
 
 def _print_version(is_asked: bool) -> None:

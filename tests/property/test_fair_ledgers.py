@@ -177,6 +177,34 @@ def test_when_all_have_gone_nobody_is_counted_anywhere(day: Day) -> None:
     assert harness.kv.num_available == harness.kv.num_blocks
 
 
+@settings(quick, max_examples=examples(8))
+@given(
+    debt_ms=st.integers(500, 3000), num_away=st.integers(0, 8), weights=st.tuples(st.integers(1, 9), st.integers(1, 9))
+)
+def test_leaving_and_coming_back_erases_no_debt(debt_ms: int, num_away: int, weights: tuple[int, int]) -> None:
+    """All of a team's requests are canceled while it owes for work done elsewhere, and the same ones come again: it
+    has no more by the end than one that has stayed."""
+
+    def served(*, leaves: bool) -> tuple[int, int]:
+        harness = FairHarness()
+        paths = {team: path_of(f"o/{team}/k", 1, weight) for team, weight in zip(("red", "blue"), weights, strict=True)}
+        ids = [harness.submit(paths[team], 40_000, 1) for team in ("red", "blue")]
+        harness.run(20)
+        harness.policy.charge_external("o/red", debt_ms * 1000)
+        start = harness.served_us["o", "o/red"]
+        if leaves:
+            harness.abort(ids[0])
+            harness.run(num_away)
+            harness.submit(paths["red"], 40_000, 1)
+            harness.run(80 - num_away)
+        else:
+            harness.run(80)
+        return harness.served_us["o", "o/red"] - start, distance_us(harness)
+
+    (came_back, bound_us), (stayed, _) = served(leaves=True), served(leaves=False)
+    assert came_back <= stayed + bound_us // 4
+
+
 def test_who_asked_for_little_is_paid_for_it_up_to_theta_and_no_more() -> None:
     """One decode at a time, for long beside a flood: it was never backlogged, and lags further behind than ever."""
     harness = FairHarness()

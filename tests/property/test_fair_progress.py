@@ -163,7 +163,7 @@ def _allowed_us(harness: FairHarness, request: Request) -> Fraction:
     While a node could run and gets nothing, a sibling comes from at most B by the node's weight behind it to at most B
     by its own weight ahead of it. What its family needs to get for that, the family's own siblings get by weight, too.
     """
-    bound_us = distance_us(harness)
+    bound_us = distance_us(harness) + harness.parameters.lag_steps * max(harness.targets_us) // 4
     allowed = Fraction(max(harness.targets_us))
     for node in reversed(prefixes(names_of(request))):
         others = [w for other, w in harness.weights.items() if other != node and other[:-1] == node[:-1]]

@@ -69,7 +69,7 @@ def worst_share(harness: FairHarness, weights: list[int], before: list[int]) -> 
 @given(num_slots=few_slots, weights=some_weights, late=st.integers(0, 20))
 def test_everybody_has_the_whole_slots_of_his_share(num_slots: int, weights: list[int], late: int) -> None:
     """Soon after he came, however long others had them all; later one less while he is ahead in service."""
-    harness = crowded(num_slots, weights, 0, late=late)
+    harness = crowded(num_slots, weights, 0, late=late, parameters=None)
     entitled = [num_slots * weight // sum(weights) for weight in weights]
     most = [0] * len(weights)
     for _ in range(2 * num_slots + 5):
@@ -132,6 +132,16 @@ def test_a_long_prompt_in_the_only_slot_gives_way_after_its_lead(weights: tuple[
         harness.step()
         lead_us = (harness.served_us["o", "o/long"] - got_us) * Fraction(max(weights), weights[0])
         assert lead_us <= 5 * max(harness.targets_us) * max(weights)
+
+
+@pytest.mark.parametrize("make_path", ["o/t/k", "o/t/k/s{}"], ids=["one-session", "sessions"])
+def test_requests_of_one_key_never_park_each_other(make_path: str) -> None:
+    harness = FairHarness(max_sequences=4, parameters=QUICKLY)
+    for i in range(12):
+        harness.submit(make_path.format(i), 20, 100_000)
+    harness.run(1000)
+
+    assert not harness.parkings
 
 
 @pytest.mark.parametrize("make_policy", [fcfs, vtc])

@@ -230,6 +230,15 @@ def of_depth(day: Day, depth: int) -> Day:
     return _with_paths(day, lambda path: (*path, *[0] * depth)[:depth])
 
 
+def with_usual_weights(day: Day) -> Day:
+    """The same with weights of 8 and less."""
+    steps = tuple(
+        tuple(replace(e, weight=1 + e.weight % 8) if isinstance(e, Reweigh) else e for e in events)
+        for events in day.steps
+    )
+    return replace(day, weights=tuple(1 + weight % 8 for weight in day.weights), steps=steps)
+
+
 def in_one_organization(day: Day) -> Day:
     """The same with one organization alone, of weight 1."""
     weights = list(day.weights)

@@ -1,0 +1,1 @@
+"""Measurements over HTTP, as a client makes them: of any server that speaks the OpenAI protocol."""
