@@ -91,7 +91,7 @@ def _on_off(name: str, pen: Pen) -> Workload:
 
 
 def _shares(name: str, pen: Pen) -> Workload:
-    until_us = pen.s(180)
+    until_us = pen.s(120)
     for team, weight in (("one", 1), ("two", 2), ("four", 4)):
         _greedy(pen, team, until_us, weight)
     about = "three teams with weights 1:2:4, all of which always have more"

@@ -72,7 +72,7 @@ class Round:
         for entry in decodes:
             self._window.add(entry)
         self._pool_up(prompts + seekers)
-        newcomers_us = self._shorten(decodes)
+        newcomers_us = self._make_way(decodes)
         yield from self._serve_decodes(decodes, newcomers_us)
         yield from self._walk()
         if not self.granted:
@@ -110,33 +110,41 @@ class Round:
     def _rank(self, entry: Entry) -> tuple[bool, Rank]:
         return entry not in self._hurried, rank(entry, self.now_us, self._span_us(entry, entry.left), entry.start)
 
-    def _shorten(self, decodes: list[Entry]) -> int:
-        """Rule R2. The work of the newcomers for whom the step is made short, or 0."""
+    def _make_way(self, decodes: list[Entry]) -> int:
+        """Rule R2: borrowers' decodes sit out while a newcomer's prompt waits, and a step that can complete prompts of
+        newcomers is made short. Returns the work of those for whom it is, or 0."""
         new = [entry for entry in self._pool if entry.is_new and self._window.holds(entry, self._width_us(entry))]
         if not new:
             return 0
         level = min([entry.new_level for entry in new])
         total_us = 0
-        spared: set[Node] = set()
         for entry in new:
             work_us = self._span_us(entry, entry.left)
             if entry.new_level == level and total_us + work_us <= self._limit_us:
                 total_us += work_us
                 self._hurried[entry] = None
-                spared.update(entry.leaf.path)
         self._pool.sort(key=self._rank)
-        shop = self._shop
+        self.is_short = self._is_made_short(total_us, level)
+        if self.is_short or level <= TEAM_LEVEL:
+            self._let_borrowers_sit_out(decodes, {node for entry in new for node in entry.leaf.path})
+        return total_us if self.is_short else 0
+
+    def _is_made_short(self, newcomers_us: int, level: int) -> bool:
         fixed_us = self._cost.fixed_us
-        limit_us = (fixed_us + total_us) * 5 // 4 - fixed_us
-        if not total_us or limit_us >= self._limit_us or not shop.credit.allows(is_for_all=level <= TEAM_LEVEL):
-            return 0
-        self.is_short = True
-        self._limit_us = max(limit_us, total_us)
+        limit_us = (fixed_us + newcomers_us) * 5 // 4 - fixed_us
+        if not newcomers_us or limit_us >= self._limit_us:
+            return False
+        if not self._shop.credit.allows(is_for_all=level <= TEAM_LEVEL):
+            return False
+        self._limit_us = max(limit_us, newcomers_us)
+        return True
+
+    def _let_borrowers_sit_out(self, decodes: list[Entry], spared: set[Node]) -> None:
+        most = self._shop.parameters.most_sat_out
         for entry in decodes:
-            if entry.num_sat_out < shop.parameters.most_sat_out and is_borrower(entry, shop.max_sequences, spared):
+            if entry.num_sat_out < most and is_borrower(entry, self._shop.max_sequences, spared):
                 self._sat_out[entry] = None
                 self._window.remove(entry)
-        return total_us
 
     def _serve_decodes(self, decodes: list[Entry], newcomers_us: int) -> Offers:
         parameters = self._shop.parameters
