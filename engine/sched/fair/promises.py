@@ -10,11 +10,16 @@ from engine.sched.fair.parameters import FairParameters
 
 
 class Promises:
-    """Which classes are present: those with requests, and those that ran not long ago."""
+    """Which classes are present: those with requests, and those that ran not long ago.
+
+    Attributes:
+        longest_us: of any step, whoever is present.
+    """
 
     def __init__(self, parameters: FairParameters) -> None:
         keep = 100 - parameters.margin_percent
         self._targets_us = {name: promise_us * keep // 100 for name, promise_us in parameters.promises_us}
+        self.longest_us = max(self._targets_us.values())
         self._linger_us = parameters.linger_us
         self._num_requests = dict.fromkeys(self._targets_us, 0)
         self._last_ran_us: dict[RequestClass, int] = {}
@@ -32,7 +37,7 @@ class Promises:
         """T: what the next step is to take, at most."""
         return min(
             [target_us for name, target_us in self._targets_us.items() if self._is_present(name, now_us)],
-            default=max(self._targets_us.values()),
+            default=self.longest_us,
         )
 
     def _is_present(self, name: RequestClass, now_us: int) -> bool:
