@@ -61,6 +61,8 @@ class Round:
         decodes, prompts = self._residents()
         seekers = self._door.first_seekers()
         costs_us = [self._span_us(entry, 1) for entry in decodes]
+        if not prompts and not self._shop.tree.root.num_seekers:
+            self._stretch(decodes, costs_us)
         if not prompts and not seekers and sum(costs_us) <= self._limit_us:
             for entry, cost_us in zip(decodes, costs_us, strict=True):
                 num_tokens = yield entry.request, 1
@@ -69,7 +71,6 @@ class Round:
                 else:
                     self._took(entry, num_tokens)
             return
-        self._stretch(decodes, costs_us, has_prompts=bool(prompts or seekers))
         for entry in decodes:
             self._window.add(entry)
         self._pool_up(prompts + seekers)
@@ -81,17 +82,15 @@ class Round:
                 if entry.is_resident:
                     self._took(entry, (yield entry.request, 1))
 
-    def _stretch(self, decodes: list[Entry], costs_us: list[int], *, has_prompts: bool) -> None:
-        """Where the decodes within their teams' shares do not fit into a step, no order keeps the promise to all of
-        them; and taking turns would only pay the fixed part more often. So the step is made as long as it takes, up to
-        what no step may exceed."""
+    def _stretch(self, decodes: list[Entry], costs_us: list[int]) -> None:
+        """Where nobody waits and the decodes within their teams' shares do not fit into a step, no order keeps the promise
+        to all of them, and taking turns would only pay the fixed part more often. So the step is made as long as it
+        takes, up to what no step may exceed."""
         if sum(costs_us) <= self._limit_us:
             return
         num_slots = self._shop.max_sequences
         within = zip(decodes, costs_us, strict=True)
         needed_us = sum([cost_us for entry, cost_us in within if not is_borrower(entry, num_slots, set())])
-        if has_prompts:
-            needed_us = needed_us * 100 // (100 - self._shop.parameters.reserve_percent)
         most_us = self._shop.drift.in_model_us(self._shop.promises.longest_us) - self._cost.fixed_us
         self._limit_us = max(self._limit_us, min(needed_us, most_us))
 
