@@ -83,7 +83,7 @@ class Round:
                     self._took(entry, (yield entry.request, 1))
 
     def _stretch(self, decodes: list[Entry], costs_us: list[int]) -> None:
-        """Where nobody waits and the decodes within their teams' shares do not fit into a step, no order keeps the promise
+        """Where nobody waits and the decodes within their shares do not fit into a step, no order keeps the promise
         to all of them, and taking turns would only pay the fixed part more often. So the step is made as long as it
         takes, up to what no step may exceed."""
         if sum(costs_us) <= self._limit_us:
