@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from examples import examples
-from fair_days import Day, Player, aborts, contended, days, everything, of_depth, play, reweighs, with_usual_weights
+from fair_days import (
+    SEARCH_ONLY,
+    Day,
+    Player,
+    aborts,
+    contended,
+    days,
+    everything,
+    of_depth,
+    play,
+    reweighs,
+    with_usual_weights,
+)
 from fair_measures import Gaps
 from fair_reference import slow_fair_share
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +35,7 @@ def quick(num: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return settings(
         max_examples=examples(num),
         deadline=None,
+        phases=SEARCH_ONLY,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 

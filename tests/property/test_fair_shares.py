@@ -12,7 +12,7 @@ from itertools import combinations
 
 import pytest
 from examples import examples
-from fair_days import CLASSES, Day, aborts, days, play
+from fair_days import CLASSES, SEARCH_ONLY, Day, aborts, days, play
 from fair_harness import FairHarness, path_of
 from fair_measures import KEY_LEVELS, distance_us
 from fair_peers import fcfs, vtc
@@ -26,6 +26,7 @@ from engine.sched.fair.parameters import FairParameters
 quick = settings(
     max_examples=examples(6),
     deadline=None,
+    phases=SEARCH_ONLY,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TIGHT = FairParameters(window_steps=1, lag_steps=2)

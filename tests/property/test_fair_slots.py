@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import pytest
 from examples import examples
+from fair_days import SEARCH_ONLY
 from fair_harness import FairHarness, path_of
 from fair_peers import fcfs, vtc
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,9 @@ from engine.sched.policy import Policy
 
 QUICKLY = FairParameters(window_steps=1, lag_steps=1)
 """So that the remainder changes hands many times in a short run."""
-quick = settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(
+    max_examples=examples(6), deadline=None, phases=SEARCH_ONLY, suppress_health_check=[HealthCheck.too_slow]
+)
 few_slots = st.integers(1, 12)
 some_weights = st.lists(st.integers(1, 9), min_size=2, max_size=5)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from fair_harness import COST, FairHarness
+from hypothesis import Phase
 from hypothesis import strategies as st
 
 from engine.messages import PathNode, RequestClass
@@ -19,6 +20,8 @@ from engine.sched.fair.policy import FairShare
 from engine.sched.policy import Policy
 
 CLASSES: tuple[RequestClass, ...] = ("interactive", "standard", "batch")
+SEARCH_ONLY = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Phases of hypothesis: a day is played in up to a second, so making it smaller would take longer than a test may."""
 LONGEST = 4000
 """Tokens of the longest prompt in a day."""
 

@@ -31,8 +31,9 @@ class Gaps:
     """Watches siblings that are both backlogged without a break.
 
     A child may be ahead of the one furthest behind by B = Λ + Θ + q + d of its own service, T being the largest
-    target step so far. So, by weight, the difference of two moves by B / weight of the one + B / weight of the other
-    at most: never more than 2 B by the smaller weight. Where weights have changed the smallest so far counts.
+    target step so far, and it may come with a lag of Θ of its own service from the time when it was not backlogged. So,
+    by weight, one is ahead of the other by B / weight of the one at most, or by Θ / weight of the other: between the
+    two ends is never more than 2 B by the smaller weight. Where weights have changed the smallest so far counts.
 
     Attributes:
         breaches: where that did not hold.
@@ -60,6 +61,7 @@ class Gaps:
                 self._served[names] = harness.served_us[names]
         ranges: dict[tuple[NodePath, NodePath], tuple[Fraction, Fraction]] = {}
         bound_us = distance_us(harness)
+        lag_us = harness.parameters.lag_steps * max(harness.targets_us)
         for one, other in combinations(sorted(harness.backlogged()), 2):
             if len(one) > KEY_LEVELS or one[:-1] != other[:-1]:
                 continue
@@ -67,7 +69,8 @@ class Gaps:
             low, high = self._ranges.get((one, other), (gap, gap))
             low, high = ranges[one, other] = min(low, gap), max(high, gap)
             weights = self._least_weight[one], self._least_weight[other]
-            allowed = Fraction(bound_us, weights[0]) + Fraction(bound_us, weights[1])
+            leads = [max(Fraction(bound_us, a), Fraction(lag_us, b)) for a, b in (weights, weights[::-1])]
+            allowed = sum(leads)
             self.worst = max(self.worst, (high - low) / allowed)
             if high - low > allowed:
                 self.breaches.append(Breach((one, other), self._num_seen, high - low, allowed))

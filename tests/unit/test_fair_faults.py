@@ -10,6 +10,7 @@ from itertools import permutations
 
 import pytest
 from core_harness import CoreHarness
+from fair_days import Arrive, Day, Player
 from fair_harness import FairHarness, path_of
 from fair_measures import distance_us, ledger_us
 from fair_peers import buckets, fcfs, prefix, priority, vtc
@@ -27,14 +28,14 @@ CLASSES: tuple[RequestClass, ...] = ("interactive", "standard", "batch")
 # --- a newcomer gets no credit for the time before it came (VTC's lift looks at waiting requests only) ----------------
 
 
-def lead_of_newcomer(make_policy: MakePolicy, *, visitor: bool, num_slots: int = 8) -> tuple[int, int]:
+def lead_of_newcomer(make_policy: MakePolicy, *, visitor: bool, num_slots: int = 32) -> tuple[int, int]:
     """A team that has only running requests, for long; then a newcomer, and both are greedy: the newcomer's lead in
     service after 40 steps of that, and the bound."""
     harness = FairHarness(make_policy=make_policy, max_sequences=num_slots)
     if visitor:
         harness.submit("o/visitor/k", 30, 1)
         harness.run(3)
-    for _ in range(num_slots // 2):
+    for _ in range(num_slots // 8):
         harness.submit("o/old/k", 30, 100_000)
     harness.run(5)
     if visitor:  # comes back for a moment, and is the last that left the queue
@@ -255,3 +256,33 @@ def test_a_request_that_waits_for_blocks_is_not_passed_for_ever_by_small_ones(nu
             break
     assert ended_at is not None
     assert step <= ended_at + 6
+
+
+def test_parked_prompts_go_on_though_a_larger_one_waits_for_the_blocks_that_they_hold() -> None:
+    """Two are parked half-read, small ones and a long one are before them in the deal, and all rows are free."""
+    steps = (
+        (Arrive((0, 0), "interactive", 3900, 1), Arrive((0,), "interactive", 3900, 1)),
+        (Arrive((0, 2), "interactive", 40, 1, num=5),),
+        (Arrive((0, 3), "interactive", 40, 8),),
+        (),
+        (),
+        (Arrive((1,), "interactive", 3900, 1),),
+    )
+    player = Player(Day((7, 32), steps, 0, max_sequences=3, num_blocks=700, window_steps=2))
+    harness = player.play()
+    while harness.scheduler.num_runnable:
+        assert harness.step()
+
+
+def test_a_step_cut_short_for_a_newcomer_finishes_it_though_decodes_of_others_are_due() -> None:
+    """The last to come finds a step that is cut to its size, and twenty decodes that have sat out for long enough."""
+    steps = (
+        (Arrive((0, 0), "standard", 5, 4, num=2), Arrive((1,), "batch", 1000, 1, num=5)),
+        (Arrive((0,), "standard", 1000, 9), Arrive((1, 0), "standard", 5, 9, num=21)),
+    )
+    player = Player(Day((10, 5, 32, 5), steps, 0, max_sequences=24, window_steps=2))
+    harness = player.play()
+    for _ in range(30):
+        harness.step()
+        if harness.step_us[-1] < harness.targets_us[-1] // 2 and harness.left.residents:
+            assert any(len(harness.seen[r.request_id].token_us) == 1 for r in harness.steps[-1].requests)

@@ -1,8 +1,12 @@
-"""fcfs and static make the plans that they made before parking existed, to the byte."""
+"""fcfs and static make the plans that they made before parking existed, and fair share's depend on nothing but events:
+to the byte."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from hashlib import sha256
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -50,3 +54,23 @@ def plans_of_a_busy_day(policy: str, *, plan_ahead: bool) -> bytes:
 )
 def test_the_plans_are_those_of_old(policy: str, plan_ahead: bool, digest: str) -> None:
     assert sha256(plans_of_a_busy_day(policy, plan_ahead=plan_ahead)).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("plan_ahead", [False, True])
+def test_the_plans_of_fair_share_do_not_depend_on_the_process(plan_ahead: bool) -> None:
+    """Hashes of strings differ from process to process; an order taken from a set would, too."""
+    program = (
+        f"from test_plans_unchanged import plans_of_a_busy_day as day; print(day('fair', plan_ahead={plan_ahead}))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+
+    assert len(outputs) == 1
