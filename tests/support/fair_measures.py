@@ -11,7 +11,7 @@ from fair_harness import FairHarness
 from fair_witness import NodePath
 
 from engine.request import Request
-from engine.sched.fair.virtual_time import SCALE
+from engine.sched.fair.tree import SCALE
 
 KEY_LEVELS = 4
 """Down to the key; among the sessions of one key few long prompts run at a time, and nothing is claimed."""

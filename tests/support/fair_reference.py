@@ -6,8 +6,8 @@ from fractions import Fraction
 from math import ceil
 
 from engine.sched.fair.policy import FairShare
-from engine.sched.fair.tree import Entry, Node
-from engine.sched.fair.virtual_time import SCALE, forgive
+from engine.sched.fair.tree import SCALE, Entry, Node
+from engine.sched.fair.virtual_time import forgive
 
 
 class SlowWindow:

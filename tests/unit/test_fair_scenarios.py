@@ -147,7 +147,7 @@ def test_sixteen_slots_are_divided_among_three_teams_of_unequal_weights() -> Non
         assert held[1] >= 4
         assert held[2] >= 2
     got = [harness.served_us["o", f"o/t{team}"] - before["o", f"o/t{team}"] for team in range(3)]
-    assert [each / sum(got) for each in got] == pytest.approx([1 / 2, 1 / 3, 1 / 6], abs=0.02)
+    assert [each / sum(got) for each in got] == pytest.approx([1 / 2, 1 / 3, 1 / 6], abs=0.03)
     assert len(harness.parkings) <= 60
 
 

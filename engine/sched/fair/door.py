@@ -10,7 +10,7 @@ from itertools import islice
 
 from engine.sched.fair.shop import Shop
 from engine.sched.fair.slots import find_yielder
-from engine.sched.fair.tree import KEY_LEVELS, Entry, Node
+from engine.sched.fair.tree import KEY_LEVELS, TEAM_LEVEL, Entry, Node, is_ahead
 
 _MOST_DEALS = 4
 
@@ -22,20 +22,25 @@ class Door:
         number: of the step.
         lag_us: Θ. Of prompts with more work than this, one is read at a time under each key; shorter ones interleave.
             Two at once would both be late, and their team would hold slots that it cannot use.
+        lead_us: Λ. Nobody is new any more whose node was served further ahead.
     """
 
-    def __init__(self, shop: Shop, number: int, lag_us: int) -> None:
+    def __init__(self, shop: Shop, number: int, lag_us: int, lead_us: int) -> None:
         self._shop = shop
         self._number = number
         self._lag_us = lag_us
+        self._lead_us = lead_us
         self._reading: set[Node] = set()  # keys that are reading a long prompt
         self._paused: list[Entry] = []
+        self._later: list[Entry] = []  # dealt for a slot that was to be another one's
         self._num_refused = 0
         self._takes_newcomers = True  # False once the blocks for one were not to be had
 
     def begin(self, entry: Entry) -> bool:
         """Set the entry up for this step; False if it wants nothing."""
         request = entry.request
+        if entry.is_new and self._is_ahead(entry):
+            self._shop.roster.age(entry)
         entry.step, entry.granted, entry.charged_us = self._number, 0, 0
         entry.is_pooled = False
         if request.table is None:
@@ -65,11 +70,22 @@ class Door:
         known = set(dealt)
         new = (entry for entry in self._shop.roster.new if entry.is_seeking and entry not in known)
         with_claims = self._with_claims(list(islice(new, self._shop.parameters.look)))
-        return dealt[:num_free] + with_claims + self._with_claims(dealt[num_free:])
+        with_claims += self._with_claims(dealt[num_free:])
+        self._later = [entry for entry in dealt[num_free:] if entry not in with_claims]
+        return dealt[:num_free] + with_claims
 
     def more_seekers(self) -> list[Entry]:
         """The next in the deal, set up; whether there is a slot for them is asked when it is their turn."""
-        if not self._shop.tree.root.num_seekers or self._num_refused >= self._shop.parameters.most_refused_claims:
+        shop = self._shop
+        if not shop.tree.root.num_seekers:
+            return []
+        if len(shop.roster.residents) < shop.max_sequences:  # whoever these were for did not come in
+            if self._later:
+                later, self._later = self._later, []
+                return later
+            if not self._takes_newcomers:
+                return [entry for entry in shop.roster.parked if entry.step != self._number and self._wakes(entry)]
+        elif self._num_refused >= shop.parameters.most_refused_claims:
             return []
         return self._deal()
 
@@ -111,6 +127,9 @@ class Door:
                 break
         return found
 
+    def _wakes(self, entry: Entry) -> bool:
+        return entry.is_seeking and self.begin(entry)
+
     def _with_claims(self, seekers: list[Entry]) -> list[Entry]:
         found: list[Entry] = []
         self._num_refused = 0
@@ -122,6 +141,10 @@ class Door:
             elif entry.step == self._number or (self.begin(entry) and not self._is_crowded(entry)):
                 found.append(entry)
         return found
+
+    def _is_ahead(self, entry: Entry) -> bool:
+        first = 0 if entry.new_level == TEAM_LEVEL else entry.new_level
+        return any(is_ahead(node, self._lead_us) for node in entry.leaf.path[first:KEY_LEVELS])
 
     def _is_long(self, entry: Entry) -> bool:
         end = entry.start + entry.left

@@ -17,8 +17,8 @@ from engine.sched.fair.round import Round
 from engine.sched.fair.shop import Shop
 from engine.sched.fair.standing import standing_of
 from engine.sched.fair.teams import TeamBooks
-from engine.sched.fair.tree import Entry, Node, Tree
-from engine.sched.fair.virtual_time import SCALE, advance
+from engine.sched.fair.tree import SCALE, Entry, Node, Tree
+from engine.sched.fair.virtual_time import advance
 from engine.sched.fair.window import HeapWindow, Window
 from engine.sched.policy import Offers
 from engine.standing import Standing, TeamShare
@@ -49,7 +49,7 @@ class FairShare:
     ) -> None:
         parameters = parameters or FairParameters()
         claims = claims or HeapClaims()
-        self.tree = Tree(parameters.class_weights)
+        self.tree = Tree(parameters.class_weights, parameters.lag_steps * min(us for _, us in parameters.promises_us))
         self._shop = Shop(
             parameters=parameters,
             cost=cost,
@@ -73,8 +73,8 @@ class FairShare:
         shop.promises.enter(request.request_class)
         start = shop.num_cached_tokens(request)
         work_us = shop.cost.marginal_us(start, request.num_known, request.num_prompt_tokens)
-        most_new_us = shop.parameters.lag_steps * shop.target_us(request.arrival_us)
-        shop.roster.admit(request, work_us, most_new_us)
+        target_us, parameters = shop.target_us(request.arrival_us), shop.parameters
+        shop.roster.admit(request, work_us, parameters.lag_steps * target_us, parameters.window_steps * target_us)
 
     def forget(self, request: Request) -> None:
         entry = self._shop.roster.entries[request]
@@ -165,7 +165,7 @@ class FairShare:
     def _advance_clocks(self, done: Round) -> None:
         for node in self._backlogged:
             node.is_backlogged = node.is_behind = False
-        left = [entry for entry in done.demand if entry.is_resident and entry.left > 0]
+        left = [entry for entry in done.demand if entry.is_resident and entry.left > 0] + done.kept_waiting()
         self._backlogged = _with_ancestors(left)
         for node in self._backlogged:
             node.is_backlogged = True

@@ -27,15 +27,16 @@ class Roster:
         self._tree = tree
         self._claims = claims
 
-    def admit(self, request: Request, work_us: int, most_new_us: int) -> None:
+    def admit(self, request: Request, work_us: int, most_new_us: int, lead_us: int) -> None:
         """
         Args:
             work_us: until its next token.
-            most_new_us: Λ.
+            most_new_us: Θ.
+            lead_us: Λ.
         """
         entry = self._tree.enter(request)
         self.entries[request] = entry
-        if not request.num_output_tokens and self._tree.greet(entry, work_us, most_new_us):
+        if not request.num_output_tokens and self._tree.greet(entry, work_us, most_new_us, lead_us):
             self.new[entry] = None
         self._seek(entry)
 
@@ -43,7 +44,7 @@ class Roster:
         entry = self.entries.pop(request)
         self._leave_place(entry)
         if entry.is_new:
-            self._age(entry)
+            self.age(entry)
         self._tree.leave(entry)
 
     def preempted(self, request: Request) -> Entry:
@@ -81,9 +82,10 @@ class Roster:
         for entry in granted:
             request = entry.request
             if entry.is_new and (request.num_known > request.num_prompt_tokens or entry.served_us > most_served_us):
-                self._age(entry)
+                self.age(entry)
 
-    def _age(self, entry: Entry) -> None:
+    def age(self, entry: Entry) -> None:
+        """The request is new no more."""
         self._tree.ignore(entry)
         del self.new[entry]
 

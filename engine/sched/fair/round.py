@@ -50,7 +50,8 @@ class Round:
         self._pool: list[Entry] = []  # in the order of the window
         self._hurried: dict[Entry, None] = {}  # newcomers whose prompts this step can finish
         self._sat_out: dict[Entry, None] = {}
-        self._door = Door(shop, number, self.lag_us)
+        self._left_out: list[Entry] = []  # of the walk, since no more fits into the step
+        self._door = Door(shop, number, self.lag_us, self.window_us)
 
     # --- the order ----------------------------------------------------------------------------------------------------
 
@@ -77,10 +78,10 @@ class Round:
         newcomers_us = self._make_way(decodes)
         yield from self._serve_decodes(decodes, newcomers_us)
         yield from self._walk()
-        if not self.granted:
-            for entry in list(self._sat_out):
-                if entry.is_resident:
-                    self._took(entry, (yield entry.request, 1))
+        for entry in sorted(self._sat_out, key=_sat_out_longest):  # what room is left is theirs
+            fits = not self.is_short and self.spent_us + self._span_us(entry, 1) <= self._limit_us
+            if entry.is_resident and (fits or not self.granted):
+                self._took(entry, (yield entry.request, 1))
 
     def _stretch(self, decodes: list[Entry], costs_us: list[int]) -> None:
         """Where nobody waits and the decodes within their shares do not fit into a step, no order keeps the promise
@@ -132,14 +133,15 @@ class Round:
             return 0
         level = min([entry.new_level for entry in new])
         total_us = 0
-        for entry in new:
-            work_us = self._span_us(entry, entry.left)
-            if entry.new_level == level and total_us + work_us <= self._limit_us:
-                total_us += work_us
-                self._hurried[entry] = None
+        for entry in new:  # in the order of the window
+            total_us += (work_us := self._span_us(entry, entry.left))
+            if entry.new_level != level or total_us > self._limit_us:
+                total_us -= work_us
+                break
+            self._hurried[entry] = None
         self._pool.sort(key=self._rank)
         self.is_short = self._is_made_short(total_us, level)
-        if self.is_short or level <= TEAM_LEVEL:
+        if self.is_short or level == TEAM_LEVEL:
             self._let_borrowers_sit_out(decodes, {node for entry in new for node in entry.leaf.path})
         return total_us if self.is_short else 0
 
@@ -148,7 +150,7 @@ class Round:
         limit_us = (fixed_us + newcomers_us) * 5 // 4 - fixed_us
         if not newcomers_us or limit_us >= self._limit_us:
             return False
-        if not self._shop.credit.allows(is_for_all=level <= TEAM_LEVEL):
+        if not self._shop.credit.allows(is_for_all=level == TEAM_LEVEL):
             return False
         self._limit_us = max(limit_us, newcomers_us)
         return True
@@ -184,6 +186,8 @@ class Round:
                 continue
             self._window.remove(entry)
             self._took(entry, (yield entry.request, 1))
+        if newcomers_us:  # they are done in this step, whatever was due before them
+            self._limit_us = max(self._limit_us, self.spent_us + newcomers_us)
         for entry in later:
             self._window.remove(entry)
         self._pool_up([entry for entry in later if entry.is_resident])
@@ -193,9 +197,12 @@ class Round:
             if not self._pool and not self._refill():
                 return
             entry = next(e for e in self._pool if self._window.holds(e, self._width_us(e)))
-            size = self._slice(entry) if entry.is_resident or self._door.may_seat(entry) else 0
+            may_run = entry.is_resident or self._door.may_seat(entry)
+            size = self._slice(entry) if may_run else 0
             if not size:
                 self._drop(entry)
+                if may_run:
+                    self._left_out.append(entry)
                 continue
             num_tokens = yield entry.request, size
             if entry.is_pooled and not entry.is_resident and entry.request.row is None:
@@ -225,6 +232,13 @@ class Round:
         if size < self._shop.parameters.least_quantum_tokens:
             size = min(self._num_within(entry, room_us), self._shop.parameters.least_quantum_tokens)
         return size or int(not self.granted)
+
+    def kept_waiting(self) -> list[Entry]:
+        """Those for whom there was a row, and no time."""
+        if len(self._roster.residents) == self._shop.max_sequences:
+            return []
+        waiting = (entry for entry in self._pool + self._left_out if not entry.is_resident)
+        return [entry for entry in waiting if self._door.may_seat(entry)]
 
     # --- the books ----------------------------------------------------------------------------------------------------
 

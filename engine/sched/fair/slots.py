@@ -16,8 +16,7 @@ has caught up by half: no slot goes to and fro.
 from __future__ import annotations
 
 from engine.sched.fair.claims import level_of
-from engine.sched.fair.tree import KEY_LEVELS, Entry, Holdings, Node
-from engine.sched.fair.virtual_time import SCALE
+from engine.sched.fair.tree import KEY_LEVELS, SCALE, Entry, Holdings, Node
 
 
 def find_yielder(claimant: Entry, num_slots: int, lag_us: int, step: int) -> Entry | None:

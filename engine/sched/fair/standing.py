@@ -30,8 +30,7 @@ from engine.request import Request
 from engine.sched.fair.claims import level_of
 from engine.sched.fair.position import QueuePosition, first_seekers, position
 from engine.sched.fair.shop import Shop
-from engine.sched.fair.tree import KEY_LEVELS, Entry
-from engine.sched.fair.virtual_time import SCALE
+from engine.sched.fair.tree import KEY_LEVELS, SCALE, Entry
 from engine.sched.line import in_line, names_of_team
 from engine.standing import MOST_NAMED, Resource, Standing
 

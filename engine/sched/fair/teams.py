@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.sched.fair.round import Round
 from engine.sched.fair.shop import Shop
-from engine.sched.fair.tree import Node
-from engine.sched.fair.virtual_time import SCALE
+from engine.sched.fair.tree import SCALE, Node
 from engine.standing import TeamShare
 
 RECENT_US = 10_000_000

@@ -14,6 +14,9 @@ from heapq import heappop, heappush
 from engine.messages import PathNode, RequestClass
 from engine.request import Request
 
+SCALE = 144_403_552_893_600
+"""Parts of a microsecond: the least common multiple of 1 .. 32, so that service divides by the usual weights without a
+rest, and twice the weights give the very same order."""
 DEPTH = 5
 TEAM_LEVEL = 1
 KEY_LEVELS = 4
@@ -107,9 +110,9 @@ class Entry:
     """What the policy keeps of a request.
 
     Attributes:
-        new_level: rule R1: of the node in which it is new, 0 for the organization; `NOT_NEW` if it is not.
+        new_level: rule R1: of the node in which it is new (organizations count as teams); `NOT_NEW` if it is not.
         new_us: its work when it came, while it is new.
-        due_us: when it came, and as much later as it and the new ones before it in that node have work.
+        due_us: when it came, and as much later as it and the new ones before it have work, in its team or in that node.
         served_us: charged so far.
         num_sat_out: steps in a row in which its decode was left out.
         seated_at, dealt_at: the steps in which it got its row, and was last dealt a chance of one (`claims.py`).
@@ -148,8 +151,13 @@ class Entry:
 class Tree:
     """Nodes by path; counts kept up to date on the whole path."""
 
-    def __init__(self, class_weights: tuple[tuple[RequestClass, int], ...]) -> None:
+    def __init__(self, class_weights: tuple[tuple[RequestClass, int], ...], forgotten_us: int) -> None:
+        """
+        Args:
+            forgotten_us: debt between siblings that is forgotten once their whole family has no requests.
+        """
         self.root = Node("", 1, 0, None)
+        self._forgotten = forgotten_us * SCALE
         self._class_weights = dict(class_weights)
         self._num_nodes = 0
         self._by_id: dict[str, dict[Node, None]] = {}
@@ -182,18 +190,26 @@ class Tree:
             if not node.num_requests and node.parent is not None:
                 node.parent.weight_present -= node.weight
                 heappush(node.parent.sleepers, (node.v, node.number, node))
-        for node in entry.leaf.path:
+        for node in reversed(entry.leaf.path):
             if node.parent is not None:
                 self.drop_sleepers(node.parent)
 
     def drop_sleepers(self, parent: Node) -> None:
-        """Forget children without requests whose virtual time the clock has reached."""
+        """Forget children without requests whose virtual time the clock has reached.
+
+        Who has children that owe something stays. In a family without requests the clock stands still, and small debts
+        are forgotten.
+        """
         sleepers = parent.sleepers
-        while sleepers and sleepers[0][0] <= parent.clock:
-            _, _, node = heappop(sleepers)
-            if node.num_requests or parent.children.get(node.id) is not node:
+        slack = 0 if parent.num_requests else self._forgotten
+        while sleepers:
+            v, _, node = sleepers[0]
+            if v > parent.clock and (v - parent.clock) * node.weight > slack:
+                return
+            heappop(sleepers)
+            if node.num_requests or node.children or parent.children.get(node.id) is not node:
                 continue
-            if node.v > parent.clock:
+            if node.v > v:
                 heappush(sleepers, (node.v, node.number, node))
                 continue
             del parent.children[node.id]
@@ -234,20 +250,24 @@ class Tree:
             node.num_seekers -= 1
             node.num_new_seekers -= entry.is_new
 
-    def greet(self, entry: Entry, work_us: int, most_us: int) -> bool:
+    def greet(self, entry: Entry, work_us: int, most_us: int, lead_us: int) -> bool:
         """Whether the request, not seeking yet, is new (rule R1); it is until `ignore`.
 
-        It is at the first node from org to key where nobody but new ones waits or is behind, if it is the only one
-        there or its work with theirs is within Θ. A session is no place to be new in: anybody can open as many as he
-        likes.
+        It is at the highest node from org to key where nobody but new ones waits or is behind, if its work with theirs
+        is within Θ and no node from there to the key is ahead. A session is no place to be new in: anybody can open as
+        many as he likes.
         """
-        level = next(
-            (i for i, node in enumerate(entry.leaf.path[:KEY_LEVELS]) if _is_quiet(node, work_us, most_us)), NOT_NEW
-        )
+        level = NOT_NEW
+        for i in reversed(range(KEY_LEVELS)):
+            node = entry.leaf.path[i]
+            if is_ahead(node, lead_us):
+                break
+            if _is_quiet(node, work_us, most_us):
+                level = i
         if level == NOT_NEW:
             return False
-        node = entry.leaf.path[level]
-        entry.new_level, entry.new_us = level, work_us
+        node = entry.leaf.path[max(level, TEAM_LEVEL)]  # nobody is later for what another team brings
+        entry.new_level, entry.new_us = max(level, TEAM_LEVEL), work_us
         entry.due_us = entry.request.arrival_us + node.new_us + work_us
         for node in entry.leaf.path:
             node.new_us += work_us
@@ -323,7 +343,13 @@ class Tree:
 
 
 def _is_quiet(node: Node, work_us: int, most_us: int) -> bool:
-    """Nobody but new ones waits or is behind below it, and there is no more work of theirs than may be new at once."""
+    """Nobody but new ones waits or is behind below it, and the work of new ones is not more than may be new at once."""
     if node.num_seekers > node.num_new_seekers or node.is_behind:
         return False
-    return not node.new_us or node.new_us + work_us <= most_us
+    return node.new_us + work_us <= most_us
+
+
+def is_ahead(node: Node, lead_us: int) -> bool:
+    """It was served more than Λ ahead of its siblings' clock."""
+    assert node.parent is not None, "the root has no siblings"
+    return node.service - node.parent.clock * node.weight > lead_us * SCALE

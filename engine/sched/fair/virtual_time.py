@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from engine.sched.fair.tree import Node
-
-SCALE = 144_403_552_893_600
-"""Parts of a microsecond: the least common multiple of 1 .. 32, so that service divides by the usual weights without a
-rest, and twice the weights give the very same order."""
+from engine.sched.fair.tree import SCALE, Node
 
 
 def charge(leaf: Node, cost_us: int) -> None:

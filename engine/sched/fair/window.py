@@ -9,8 +9,8 @@ from __future__ import annotations
 from heapq import heappop, heappush, heapreplace
 from typing import Protocol
 
-from engine.sched.fair.tree import Entry, Node
-from engine.sched.fair.virtual_time import SCALE, forgive
+from engine.sched.fair.tree import SCALE, Entry, Node
+from engine.sched.fair.virtual_time import forgive
 
 
 class Window(Protocol):
