@@ -98,7 +98,7 @@ def test_a_prompt_that_is_left_out_waits_for_its_turn_until_its_siblings_have_ca
     ahead = harness.submit("acme/ahead/k", 20_000, 5)
     harness.run(120)
     for _ in range(3):
-        harness.submit("acme/behind/k", 20_000, 5)
+        harness.submit(path_of("acme/behind/k", 1, 20), 20_000, 5)
     told: list[tuple[int, Standing]] = []
     for _ in range(400):
         harness.step()
