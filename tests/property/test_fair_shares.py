@@ -63,7 +63,7 @@ def drift_of(places: list[tuple[int, int, int, str]], weights: dict[NodePath, in
         fill(harness, path, i, num=1, request_class=request_class)
     harness.run(20)
     start, worst = harness.served_us.copy(), Fraction(0)
-    while harness.charged_us < 9_000_000:  # nobody has had all he wants by then
+    while harness.charged_us < 7_000_000:  # nobody has had all he wants by then
         harness.step()
         worst = max(worst, worst_drift(harness, start))
     return worst

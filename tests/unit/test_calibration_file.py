@@ -161,7 +161,8 @@ def test_the_dtype_in_the_file_s_name_is_what_auto_stands_for(tmp_path: Path) ->
 
 def test_an_engine_says_once_that_it_is_not_calibrated_and_how_to_do_it(tmp_path: Path) -> None:
     config = engine_config(_settings(tmp_path))
-    fcfs = engine_config(_settings(tmp_path).model_copy(update={"engine": EngineSettings(model=str(config.model))}))
+    in_turn = EngineSettings(model=str(config.model), policy="fcfs")
+    fcfs = engine_config(_settings(tmp_path).model_copy(update={"engine": in_turn}))
     calibrated = engine_config(_settings(tmp_path, cost_model=tmp_path / "cost.json"))
 
     with structlog.testing.capture_logs() as logs:
