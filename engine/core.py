@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 
 from engine.config import EngineConfig
 from engine.errors import RequestRejected
-from engine.intake import Limits
+from engine.intake import MOST_WEIGHT, Limits
 from engine.kv.kv_cache import KVCache
 from engine.kv.prefix_cache import PrefixCache
 from engine.messages import FinishReason, Output, Stats, Submit, TokenLogprobs
@@ -46,6 +46,10 @@ class _InFlight:
 
     step: Step
     pending: PendingStep
+
+
+MOST_EXTERNAL_US = 10**12
+"""Of one charge: eleven days."""
 
 
 def draw_seed() -> int:
@@ -232,13 +236,13 @@ class EngineCore:
                     self._end(request, "length", now_us)
 
     def set_weight(self, node_id: str, weight: int) -> None:
-        """A weight below 1, which no client of ours sends, changes nothing: shares are divided by it."""
-        if weight < 1:
+        """A weight that no client of ours sends changes nothing: shares are divided by it, and told as numbers."""
+        if not 1 <= weight <= MOST_WEIGHT:
             return
         self._policy.set_weight(node_id, weight)
 
     def charge_external(self, node_id: str, cost_us: int) -> None:
-        self._policy.charge_external(node_id, cost_us)
+        self._policy.charge_external(node_id, min(cost_us, MOST_EXTERNAL_US))
 
     # --- endings ------------------------------------------------------------------------------------------------------
 

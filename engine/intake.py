@@ -16,6 +16,9 @@ from engine.request import Request
 MAX_CHOICES = 128
 
 
+MOST_WEIGHT = 10**9
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What this engine can run.
@@ -60,8 +63,8 @@ class Limits:
             num_forbidden = len({*message.sampling.stop_token_ids, *self.eos_token_ids})
             if num_forbidden >= self.vocab_size:
                 raise RequestRejected("invalid_sampling", "min_tokens leaves no token that may be sampled")
-        if any(node.weight < 1 for node in message.path):
-            raise RequestRejected("invalid_weight", "the weights of a path must be at least 1")
+        if not all(1 <= node.weight <= MOST_WEIGHT for node in message.path):
+            raise RequestRejected("invalid_weight", f"the weights of a path must be 1 to {MOST_WEIGHT}")
 
     def requests(self, message: Submit, *, seed: int, first_arrival: int, now_us: int) -> list[Request]:
         """One request for each choice of a checked message.

@@ -7,6 +7,7 @@ off do no harm to shares. Knows nothing of where such files are kept, nor of how
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -74,10 +75,14 @@ def load_cost_model(path: Path, *, model: str, device: str, dtype: str) -> CostM
 
 
 def store_calibration(calibration: Calibration, path: Path) -> None:
-    """Write the file, whole or not at all. Raises `ConfigError` if that fails."""
+    """Write the file, whole or not at all. Raises `ConfigError` if that fails, or if something else is there."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot write the calibration '{path}': it is no regular file")
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(calibration)) + b"\n")
         partial.replace(path)
     except OSError as e:
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise ConfigError(f"cannot write the calibration '{path}': {e.strerror}") from e

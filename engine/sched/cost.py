@@ -19,6 +19,8 @@ import msgspec
 from engine.errors import ConfigError
 
 _PS_PER_US = 1_000_000
+_MOST = 10**9
+"""Of any figure: a second, or a millisecond a token and position."""
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +46,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError("cost model: fixed_us, prefill_token_ns and decode_token_ns must be at least 1")
         if min(self.prefill_context_ps, self.decode_context_ps) < 0:
             raise ConfigError("cost model: prefill_context_ps and decode_context_ps must be 0 or more")
+        if max(msgspec.structs.astuple(self)) > _MOST:
+            raise ConfigError(f"cost model: no figure may be more than {_MOST}")
 
     def marginal_us(self, start: int, end: int, num_prompt_tokens: int) -> int:
         """Positions start .. end - 1 of a request, of which the first num_prompt_tokens are prompt."""

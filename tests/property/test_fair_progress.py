@@ -195,4 +195,5 @@ def test_every_prompt_goes_on_before_others_have_got_what_can_be_computed(
 def test_every_decode_gets_its_turn_in_the_slots_before_others_have_got_what_can_be_computed(
     crowd: Crowd, weights: tuple[int, ...], num_rows: int
 ) -> None:
-    assert longest_wait(crowd, weights, num_tokens=5, num_rows=num_rows) <= 1
+    # A slot may stay where it is until a lead of Θ / 4 shows, at every node in turn; the sum above knows only one.
+    assert longest_wait(crowd, weights, num_tokens=5, num_rows=num_rows) <= 3

@@ -71,10 +71,11 @@ def test_fcfs_gives_more_to_who_asks_more_often() -> None:
     assert figures.jain_index(_ratios("equal", "fcfs")) < 0.9
 
 
-def test_splitting_a_team_over_keys_pays_with_fcfs() -> None:
-    run = _run("split", "fcfs")
+def test_splitting_a_team_over_keys_or_sessions_pays_with_fcfs() -> None:
+    shares = figures.shares(_run("split", "fcfs"))
 
-    assert figures.shares(run)["split"].ratio > 1.2
+    assert shares["keys"].ratio > 1.1
+    assert shares["sessions"].ratio > 1.1
 
 
 def test_a_bucket_wastes_what_others_leave() -> None:
@@ -89,8 +90,8 @@ def test_longest_prefix_finds_most_of_what_agents_repeat_in_the_cache() -> None:
     assert figures.hit_rate(_run("agents", "prefix", 200)) > 0.85
 
 
-def test_a_long_prompt_before_streams_leaves_fcfs_behind_the_ideal_by_seconds() -> None:
-    assert largest_lag(_run("three-long", "fcfs")).lag_us > 1_000_000
+def test_a_long_prompt_before_streams_leaves_fcfs_far_behind_the_ideal() -> None:
+    assert largest_lag(_run("three-long", "fcfs", 12)).lag_us > 500_000
 
 
 @pytest.mark.parametrize("policy", ["prefix", "vtc"])

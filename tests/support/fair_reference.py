@@ -6,7 +6,7 @@ from fractions import Fraction
 from math import ceil
 
 from engine.sched.fair.policy import FairShare
-from engine.sched.fair.tree import SCALE, Entry, Node
+from engine.sched.fair.tree import KEY_LEVELS, SCALE, Entry, Node
 from engine.sched.fair.virtual_time import forgive
 
 
@@ -32,7 +32,7 @@ class SlowWindow:
         """Nothing is kept."""
 
     def holds(self, entry: Entry, width_us: int) -> bool:
-        for level, node in enumerate(entry.leaf.path):
+        for level, node in enumerate(entry.leaf.path[:KEY_LEVELS]):
             siblings = {e.leaf.path[level] for e in self._wanting if e.leaf.path[level].parent is node.parent}
             least = min(sibling.v for sibling in siblings)
             if node.service - least * node.weight > width_us * SCALE:
@@ -91,7 +91,7 @@ class SlowClaims:
 
     def _key(self, node: Node) -> tuple[bool, int, int, int]:
         assert node.parent is not None
-        least = min(sibling.weight for sibling in node.parent.children.values())
+        least = 1 << min(sibling.weight for sibling in node.parent.children.values()).bit_length() - 1
         level = ceil(Fraction((node.num_rows + self._num_dealt(node) + 1) * least, node.weight))
         return bool(node.seekers) and node.seekers[0][0], level, node.v, node.number
 

@@ -10,9 +10,7 @@ from itertools import islice
 
 from engine.sched.fair.shop import Shop
 from engine.sched.fair.slots import find_yielder
-from engine.sched.fair.tree import KEY_LEVELS, TEAM_LEVEL, Entry, Node, is_ahead
-
-_MOST_DEALS = 4
+from engine.sched.fair.tree import KEY_LEVELS, TEAM_LEVEL, Entry, is_ahead
 
 
 class Door:
@@ -20,8 +18,7 @@ class Door:
 
     Args:
         number: of the step.
-        lag_us: Θ. Of prompts with more work than this, one is read at a time under each key; shorter ones interleave.
-            Two at once would both be late, and their team would hold slots that it cannot use.
+        lag_us: Θ.
         lead_us: Λ. Nobody is new any more whose node was served further ahead.
     """
 
@@ -30,7 +27,6 @@ class Door:
         self._number = number
         self._lag_us = lag_us
         self._lead_us = lead_us
-        self._reading: set[Node] = set()  # keys that are reading a long prompt
         self._paused: list[Entry] = []
         self._later: list[Entry] = []  # dealt for a slot that was to be another one's
         self._num_refused = 0
@@ -55,11 +51,6 @@ class Door:
         """The entry has a slot and waits at its cap: whoever has a claim takes that slot first."""
         if not entry.request.num_in_flight:
             self._paused.append(entry)
-
-    def seated(self, entry: Entry) -> None:
-        """The entry, set up, has a slot."""
-        if self._is_long(entry):
-            self._reading.add(entry.leaf.path[KEY_LEVELS - 1])
 
     def first_seekers(self) -> list[Entry]:
         """Set up. However many are new and have no claim, those who are next in the deal are asked too."""
@@ -94,8 +85,6 @@ class Door:
         shop = self._shop
         if entry.request.table is None and not self._takes_newcomers and entry.request is not shop.senior:
             return False
-        if self._is_crowded(entry):
-            return False
         if len(shop.roster.residents) < shop.max_sequences or self.yielder(entry) is not None:
             return True
         self._num_refused += 1
@@ -116,16 +105,10 @@ class Door:
         return find_yielder(claimant, self._shop.max_sequences, self._lag_us, self._number)
 
     def _deal(self) -> list[Entry]:
-        """The next seekers, but for those that this step has seen already and long prompts behind one of their key."""
-        root, look = self._shop.tree.root, self._shop.parameters.look
-        found: list[Entry] = []
-        for _ in range(_MOST_DEALS):
-            dealt = self._shop.claims.deal(root, look, look)
-            unseen = [entry for entry in dealt if entry.step != self._number]
-            found.extend([entry for entry in unseen if self.begin(entry) and not self._is_crowded(entry)])
-            if len(dealt) < look or len(found) >= look:
-                break
-        return found
+        """The next seekers, but for those that this step has seen already."""
+        look = self._shop.parameters.look
+        dealt = self._shop.claims.deal(self._shop.tree.root, look, look)
+        return [entry for entry in dealt if entry.step != self._number and self.begin(entry)]
 
     def _wakes(self, entry: Entry) -> bool:
         return entry.is_seeking and self.begin(entry)
@@ -138,17 +121,10 @@ class Door:
                 break
             if self.yielder(entry) is None:
                 self._num_refused += 1
-            elif entry.step == self._number or (self.begin(entry) and not self._is_crowded(entry)):
+            elif entry.step == self._number or self.begin(entry):
                 found.append(entry)
         return found
 
     def _is_ahead(self, entry: Entry) -> bool:
         first = 0 if entry.new_level == TEAM_LEVEL else entry.new_level
         return any(is_ahead(node, self._lead_us) for node in entry.leaf.path[first:KEY_LEVELS])
-
-    def _is_long(self, entry: Entry) -> bool:
-        end = entry.start + entry.left
-        return self._shop.cost.marginal_us(entry.start, end, entry.request.num_prompt_tokens) > self._lag_us
-
-    def _is_crowded(self, entry: Entry) -> bool:
-        return entry.leaf.path[KEY_LEVELS - 1] in self._reading and self._is_long(entry)

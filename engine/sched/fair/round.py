@@ -78,9 +78,16 @@ class Round:
         newcomers_us = self._make_way(decodes)
         yield from self._serve_decodes(decodes, newcomers_us)
         yield from self._walk()
-        for entry in sorted(self._sat_out, key=_sat_out_longest):  # what room is left is theirs
+        if self._sat_out:
+            yield from self._serve_sat_out()
+            yield from self._walk()
+
+    def _serve_sat_out(self) -> Offers:
+        """What room newcomers have left is theirs; of a step that was made short only if nobody got anything."""
+        for entry in sorted(self._sat_out, key=_sat_out_longest):
             fits = not self.is_short and self.spent_us + self._span_us(entry, 1) <= self._limit_us
             if entry.is_resident and (fits or not self.granted):
+                self._window.remove(entry)
                 self._took(entry, (yield entry.request, 1))
 
     def _stretch(self, decodes: list[Entry], costs_us: list[int]) -> None:
@@ -106,11 +113,7 @@ class Round:
         for entry in self._roster.residents:
             if self._door.begin(entry):
                 self.demand.append(entry)
-                if entry.is_decode:
-                    decodes.append(entry)
-                else:
-                    self._door.seated(entry)
-                    prompts.append(entry)
+                (decodes if entry.is_decode else prompts).append(entry)
             elif entry.request.state is RequestState.AT_CAP:
                 self._door.paused(entry)
         return decodes, prompts
@@ -159,8 +162,7 @@ class Round:
         most = self._shop.parameters.most_sat_out
         for entry in decodes:
             if entry.num_sat_out < most and is_borrower(entry, self._shop.max_sequences, spared):
-                self._sat_out[entry] = None
-                self._window.remove(entry)
+                self._sat_out[entry] = None  # and stays in the window: nobody leaves it behind meanwhile
 
     def _serve_decodes(self, decodes: list[Entry], newcomers_us: int) -> Offers:
         parameters = self._shop.parameters
@@ -180,8 +182,9 @@ class Round:
             if not entry.is_resident:  # parked for somebody in this very step
                 self._window.remove(entry)
                 continue
-            is_due = entry.num_sat_out >= parameters.most_sat_out
-            if not is_due and self.spent_us + self._span_us(entry, 1) > limit_us:
+            most_us = self._limit_us if entry.num_sat_out >= parameters.most_sat_out else limit_us
+            fits = not self.granted or self.spent_us + self._span_us(entry, 1) <= most_us
+            if not fits or not self._window.holds(entry, width_us):
                 later.append(entry)
                 continue
             self._window.remove(entry)
@@ -196,13 +199,18 @@ class Round:
         while self.spent_us < self._limit_us or not self.granted:
             if not self._pool and not self._refill():
                 return
-            entry = next(e for e in self._pool if self._window.holds(e, self._width_us(e)))
+            entry = next((e for e in self._pool if self._window.holds(e, self._width_us(e))), None)
+            if entry is None:  # those who are behind sit out, or want more than is left
+                return
             may_run = entry.is_resident or self._door.may_seat(entry)
             size = self._slice(entry) if may_run else 0
-            if not size:
+            if may_run and not size:  # it stays in the window: nobody gets ahead by filling the hole
+                entry.is_pooled = False
+                self._pool.remove(entry)
+                self._left_out.append(entry)
+                continue
+            if not may_run:
                 self._drop(entry)
-                if may_run:
-                    self._left_out.append(entry)
                 continue
             num_tokens = yield entry.request, size
             if entry.is_pooled and not entry.is_resident and entry.request.row is None:
@@ -247,7 +255,6 @@ class Round:
         if not entry.is_resident and request.row is not None:
             self._roster.seat(entry, self.number)
             entry.start, entry.left = request.num_scheduled, request.num_wanted
-            self._door.seated(entry)
             self.demand.append(entry)
         if num_tokens:
             self._book(entry, num_tokens)

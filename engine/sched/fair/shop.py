@@ -21,7 +21,7 @@ class Shop:
 
     Attributes:
         num_cached_tokens: leading tokens of a waiting request that need not be computed.
-        senior: waits for blocks; no newcomer is let in before it.
+        senior: waits for blocks; no newcomer behind it in the order of a step is let in in that step.
     """
 
     parameters: FairParameters

@@ -21,6 +21,10 @@ TeamIds = tuple[str, str]
 """Organization, team."""
 
 
+MOST_US = 2**62
+"""Of what is told: more does not fit into a message."""
+
+
 @dataclass(slots=True)
 class _Slots:
     """A team's part of the sequence slots.
@@ -104,7 +108,7 @@ class TeamBooks:
                     team_id=team.id,
                     entitled_ppm=_part_of(1_000_000, team)[0],
                     served_us=self._served.total_us(ids),
-                    lag_us=lag_us,
+                    lag_us=max(-MOST_US, min(MOST_US, lag_us)),
                     num_waiting=team.num_requests - team.num_rows,
                     num_parked=parked.get(team, 0),
                     num_slots=team.num_rows,

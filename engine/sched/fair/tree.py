@@ -41,7 +41,7 @@ class Node:
         num_rows: rows held below it.
         weight_present: of the children with requests.
         weights: how many children have which weight.
-        least_weight: of the children.
+        least_weight: of the children, rounded down to a power of two, so that it seldom changes.
         holders: the children with rows.
         seekers: of a leaf: (not parked, arrival, entry), sorted.
         residents: of a leaf, in the order in which they got their rows.
@@ -329,7 +329,7 @@ class Tree:
             weights[old] -= 1
             if not weights[old]:
                 del weights[old]
-        least = min(weights, default=1)
+        least = 1 << min(weights, default=1).bit_length() - 1
         if least != parent.least_weight:
             parent.least_weight = least
             self.rescaled[parent] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heappop, heappush, heapreplace
 from typing import Protocol
 
-from engine.sched.fair.tree import SCALE, Entry, Node
+from engine.sched.fair.tree import KEY_LEVELS, SCALE, Entry, Node
 from engine.sched.fair.virtual_time import forgive
 
 
@@ -27,7 +27,7 @@ class Window(Protocol):
         ...
 
     def holds(self, entry: Entry, width_us: int) -> bool:
-        """At every node of its path it is within the width of the sibling that is furthest behind."""
+        """At every node from org to key it is within the width of the sibling that is furthest behind."""
         ...
 
 
@@ -67,7 +67,7 @@ class HeapWindow:
 
     def holds(self, entry: Entry, width_us: int) -> bool:
         width = width_us * SCALE
-        for node in entry.leaf.path:
+        for node in entry.leaf.path[:KEY_LEVELS]:
             parent = node.parent
             assert parent is not None, "the root stands on no path"
             if node.service - self._least(parent) * node.weight > width:
