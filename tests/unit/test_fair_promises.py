@@ -6,6 +6,7 @@ from __future__ import annotations
 from fair_harness import FairHarness
 from fair_measures import Gaps
 
+from engine.sched.cost import CostModel
 from engine.sched.fair.parameters import FairParameters
 from engine.sched.fair.promises import Drift
 
@@ -51,10 +52,16 @@ def test_nobody_gets_ahead_of_decodes_that_sit_out_for_newcomers() -> None:
 
 def test_decodes_that_are_due_stay_within_the_step() -> None:
     """Sixty streams of a team whose turn has come, beside a long prompt: what does not fit goes with the next step."""
-    harness = FairHarness(max_sequences=64)
+    cost = CostModel(
+        fixed_us=5_000, prefill_token_ns=330_000, prefill_context_ps=0, decode_token_ns=1_000_000, decode_context_ps=0
+    )
+    harness = FairHarness(max_sequences=64, cost=cost)
     for _ in range(60):
-        harness.submit("o/flood/k", 3_000, 400)
+        harness.submit("o/flood/k", 5, 400)
+    harness.run(20)
     harness.submit("o/long/k", 60_000, 1)
+    harness.submit("o/quiet/k", 5, 400)
     for _ in range(150):
         harness.step()
+        harness.submit(f"o/new{len(harness.steps)}/k", 20, 1)
         assert harness.step_us[-1] <= 1.05 * harness.targets_us[-1]
