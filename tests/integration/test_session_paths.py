@@ -207,7 +207,7 @@ async def test_the_fair_tree_reads_the_path_as_it_is_meant(hub: Hub) -> None:
     [submit] = await hub.submits(CHAT, headers={"x-evenhand-class": "batch"})
     limits = Limits(max_model_len=8192, kv_capacity_tokens=8192, vocab_size=VOCAB_SIZE, eos_token_ids=(2,))
     [arrived] = limits.requests(submit, seed=0, first_arrival=0, now_us=0)
-    nodes = Tree((("interactive", 4), ("standard", 2), ("batch", 1))).enter(arrived).leaf.path
+    nodes = Tree((("interactive", 4), ("standard", 2), ("batch", 1)), 0).enter(arrived).leaf.path
 
     assert [node.id for node in nodes[:-1]] == ["org:org_1", "team:team_1", "team:team_1:batch", "key:key_1"]
     assert nodes[-1].id == submit.path[-1].id
