@@ -112,7 +112,8 @@ def test_tokens_do_not_depend_on_preemption(
     smollm2_path: Path, alone: dict[str, dict[int, tuple[int, ...]]], plan_ahead: bool, kind: str
 ) -> None:
     block_bytes = 16 * open_source(smollm2_path).config.kv_token_elements * 2
-    engine = _engine(smollm2_path, kv_cache_bytes=60 * block_bytes, plan_ahead=plan_ahead)
+    # In order of arrival: fair share lets nobody in ahead whose blocks it could not have.
+    engine = _engine(smollm2_path, policy="fcfs", kv_cache_bytes=60 * block_bytes, plan_ahead=plan_ahead)
     everybody = list(range(NUM_PROMPTS))
 
     tokens = engine.generate(everybody, SAMPLING[kind])
