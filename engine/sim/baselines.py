@@ -94,7 +94,8 @@ class _AdmissionOrder:
         """Nobody pays here."""
 
     def _next(self) -> Request | None:
-        raise NotImplementedError
+        """Who of those waiting is to be admitted next."""
+        raise NotImplementedError  # each order below says so itself; this class has none
 
     def _admitted(self, request: Request) -> None:
         """The request has just become resident."""
