@@ -195,5 +195,21 @@ def test_every_prompt_goes_on_before_others_have_got_what_can_be_computed(
 def test_every_decode_gets_its_turn_in_the_slots_before_others_have_got_what_can_be_computed(
     crowd: Crowd, weights: tuple[int, ...], num_rows: int
 ) -> None:
-    # A slot may stay where it is until a lead of Θ / 4 shows, at every node in turn; the sum above knows only one.
-    assert longest_wait(crowd, weights, num_tokens=5, num_rows=num_rows) <= 3
+    assert longest_wait(crowd, weights, num_tokens=5, num_rows=num_rows) <= 1
+
+
+@quick
+@given(day=roomy)
+def test_where_nobody_waits_and_all_decodes_fit_into_the_step_each_gets_its_token(day: Day) -> None:
+    def look(harness: FairHarness) -> None:
+        left = harness.left
+        if not harness.steps or left.waiting or not left.residents:
+            return
+        planned = zip(harness.steps[-1].requests, harness.plans[-1].chunks, strict=True)
+        is_decoding = all(c.num_tokens == 1 and c.start >= r.num_prompt_tokens for r, c in planned)
+        if is_decoding and all(r.num_wanted == 1 and r.num_output_tokens for r in left.residents):
+            needed_us = _spent_us(harness) + sum(next_token_us(harness, r) for r in left.residents)
+            is_full = harness.plans[-1].num_tokens >= harness.max_step_tokens
+            assert is_full or needed_us > harness.limit_us(-1)
+
+    Player(day).play(look)

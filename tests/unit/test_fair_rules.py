@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from fair_harness import COST, FairHarness, path_of
 
 from engine.request import RequestState
+from engine.sched.fair.claims import HeapClaims
+from engine.sched.fair.policy import FairShare
+from engine.sched.fair.tree import Entry, Node
 
 FLOOD, QUIET = "acme/flood/k", "acme/quiet/k"
 TARGET_US = 47_500
@@ -152,6 +157,44 @@ def test_an_eligible_decode_sits_out_for_newcomers_and_three_steps_in_a_row_at_m
             longest[each] = max(longest[each], pauses[each])
 
     assert max(longest.values()) == harness.parameters.most_sat_out == 3
+
+
+def test_who_holds_one_slot_borrows_nothing_however_many_teams_there_are() -> None:
+    """More teams than slots: each share is less than a slot, and all decodes go on beside a newcomer's prompt."""
+    harness = FairHarness(max_sequences=4)
+    decoding = [harness.submit(f"acme/t{i}/k", 20, 400) for i in range(3)]
+    harness.run(5)
+    for i in range(20):
+        harness.submit(f"acme/new{i}/k", 400, 1)
+    granted = harness.step()
+
+    assert set(decoding) <= set(granted)
+    assert len(granted) > len(decoding)
+
+
+@pytest.mark.parametrize("num_waiting", [50, 2000])
+def test_a_step_looks_at_no_more_of_those_who_wait_than_fit_into_it(num_waiting: int) -> None:
+    """There are slots for all; the step is full after a few prompts, and has a hole at its end that nobody fits in."""
+    claims = CountingClaims()
+    harness = FairHarness(max_sequences=4000, make_policy=partial(FairShare, claims=claims))
+    for i in range(num_waiting):
+        harness.submit(f"acme/t{i % 40}/k", 90, 5)
+    most = 0
+    for _ in range(12):
+        claims.num_dealt = 0
+        harness.step()
+        most = max(most, claims.num_dealt)
+
+    assert 0 < most <= 3 * harness.parameters.look
+
+
+class CountingClaims(HeapClaims):
+    num_dealt = 0
+
+    def deal(self, root: Node, num: int, look: int) -> list[Entry]:
+        dealt = super().deal(root, num, look)
+        self.num_dealt += len(dealt)
+        return dealt
 
 
 def test_external_work_counts_as_served_and_a_negative_one_does_not() -> None:

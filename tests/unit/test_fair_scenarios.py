@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from fair_harness import COST as FAIR_COST
 from fair_harness import FairHarness, path_of
 from fair_peers import fcfs, vtc
+from msgspec.structs import replace
 
 from engine.request import RequestState
 from engine.sched.cost import CostModel
+from engine.sched.fair.parameters import FairParameters
 from engine.sched.fair.policy import FairShare
 from engine.sched.policy import Policy
 
@@ -241,6 +244,26 @@ def test_parked_ones_come_back_though_there_are_always_newcomers_for_the_slots()
     gained = [harness.of(each).num_output_tokens - progress[each] for each in mine]
 
     assert min(gained) >= 0.5 * sum(gained) / len(gained)
+
+
+@pytest.mark.parametrize(("num_slots", "weights"), [(4, (6, 1)), (5, (6, 1)), (4, (1, 1)), (4, (1, 6))])
+def test_a_parked_decode_takes_the_slot_it_may_claim_though_the_decodes_in_the_slots_fill_the_step(
+    num_slots: int, weights: tuple[int, int]
+) -> None:
+    """Two teams of an organization that has one slot of all, and the other organization's decodes in the others."""
+    harness = FairHarness(
+        max_sequences=num_slots,
+        cost=replace(FAIR_COST, decode_token_ns=9_000_000),
+        parameters=FairParameters(window_steps=1, lag_steps=4),
+    )
+    two = [harness.submit(path_of(f"small/{team}/k", 1, weight), 5, 20_000) for team, weight in enumerate(weights)]
+    for i in range(num_slots):
+        harness.submit(path_of(f"large/t{i}/k", num_slots - 1), 5, 20_000)
+    harness.run(600)
+    served_us = [harness.seen[each].served_us for each in two]
+    share = served_us[0] * sum(weights) / (sum(served_us) * weights[0])
+
+    assert share == pytest.approx(1, abs=0.2)
 
 
 @pytest.mark.parametrize("make_policy", [fcfs, vtc])

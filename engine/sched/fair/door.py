@@ -9,7 +9,6 @@ from __future__ import annotations
 from itertools import islice
 
 from engine.sched.fair.shop import Shop
-from engine.sched.fair.slots import find_yielder
 from engine.sched.fair.tree import KEY_LEVELS, TEAM_LEVEL, Entry, is_ahead
 
 
@@ -102,7 +101,7 @@ class Door:
         for entry in self._paused:
             if entry.is_resident:
                 return entry
-        return find_yielder(claimant, self._shop.max_sequences, self._lag_us, self._number)
+        return self._shop.yielders(claimant, self._shop.max_sequences, self._lag_us, self._number)
 
     def _deal(self) -> list[Entry]:
         """The next seekers, but for those that this step has seen already."""

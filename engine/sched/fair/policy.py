@@ -15,6 +15,7 @@ from engine.sched.fair.promises import Credit, Drift, Promises
 from engine.sched.fair.roster import Roster
 from engine.sched.fair.round import Round
 from engine.sched.fair.shop import Shop
+from engine.sched.fair.slots import Yielders, find_yielder
 from engine.sched.fair.standing import standing_of
 from engine.sched.fair.teams import TeamBooks
 from engine.sched.fair.tree import SCALE, Entry, Node, Tree
@@ -34,7 +35,7 @@ class FairShare:
     Args:
         max_sequences: rows of the runner.
         num_cached_tokens: leading tokens of a waiting request that need not be computed; a guess is good enough.
-        claims, make_window: replaced by slow and obvious ones in tests.
+        claims, make_window, yielders: replaced by slow and obvious ones in tests.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class FairShare:
         num_cached_tokens: Callable[[Request], int] = _no_prefix,
         claims: Claims | None = None,
         make_window: Callable[[int, int], Window] = HeapWindow,
+        yielders: Yielders = find_yielder,
     ) -> None:
         parameters = parameters or FairParameters()
         claims = claims or HeapClaims()
@@ -61,6 +63,7 @@ class FairShare:
             drift=Drift(parameters),
             credit=Credit(parameters, cost.fixed_us),
             make_window=make_window,
+            yielders=yielders,
             num_cached_tokens=num_cached_tokens,
         )
         self._teams = TeamBooks(self._shop)

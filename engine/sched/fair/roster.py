@@ -36,7 +36,8 @@ class Roster:
         """
         entry = self._tree.enter(request)
         self.entries[request] = entry
-        if not request.num_output_tokens and self._tree.greet(entry, work_us, most_new_us, lead_us):
+        may_be_new = not request.num_output_tokens and request.request_class != "batch"
+        if may_be_new and self._tree.greet(entry, work_us, most_new_us, lead_us):
             self.new[entry] = None
         self._seek(entry)
 

@@ -224,6 +224,10 @@ class Round:
         return self.window_us + (self.lag_us if entry.is_new else 0)
 
     def _refill(self) -> bool:
+        """Whom the deal comes to next, if anybody. Not for a hole that was too small for somebody before them: all who
+        wait would be looked at for it, in every step."""
+        if self._left_out:
+            return False
         while seekers := self._door.more_seekers():
             self._pool_up(seekers)
             if self._pool:
@@ -242,9 +246,7 @@ class Round:
         return size or int(not self.granted)
 
     def kept_waiting(self) -> list[Entry]:
-        """Those for whom there was a row, and no time."""
-        if len(self._roster.residents) == self._shop.max_sequences:
-            return []
+        """Those for whom there was a row, free or to be claimed, and no time."""
         waiting = (entry for entry in self._pool + self._left_out if not entry.is_resident)
         return [entry for entry in waiting if self._door.may_seat(entry)]
 

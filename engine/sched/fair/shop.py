@@ -11,6 +11,7 @@ from engine.sched.fair.claims import Claims
 from engine.sched.fair.parameters import FairParameters
 from engine.sched.fair.promises import Credit, Drift, Promises
 from engine.sched.fair.roster import Roster
+from engine.sched.fair.slots import Yielders
 from engine.sched.fair.tree import Tree
 from engine.sched.fair.window import Window
 
@@ -34,6 +35,7 @@ class Shop:
     drift: Drift
     credit: Credit
     make_window: Callable[[int, int], Window]
+    yielders: Yielders
     num_cached_tokens: Callable[[Request], int]
     senior: Request | None = None
 

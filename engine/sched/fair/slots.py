@@ -3,11 +3,12 @@
 A child takes a slot from a sibling in three cases:
 
 - It holds less than the whole slots of its share by weight among those present, and the sibling more than its own.
-- The sibling holds more by weight, by a whole slot of the smallest weight there, even after the exchange. (So what
-  others leave of their shares is divided, too.)
+- The sibling holds as much by weight or more even after the exchange. (So what others leave of their shares is divided,
+  too.)
 - The sibling holds about as much by weight or more, and is ahead by more than Θ / 4, in service of the heavier one. So
   what is left over when shares are no whole numbers goes round, and who has had bad luck with lengths catches up. (At Θ
-  a lag begins to be forgiven.)
+  a lag begins to be forgiven.) How far a sibling has come is read once in a step, and again after slots have changed
+  hands.
 
 The first two never take what they would have to give back, and what the third has given is left to its taker until it
 has caught up by half: no slot goes to and fro.
@@ -15,8 +16,12 @@ has caught up by half: no slot goes to and fro.
 
 from __future__ import annotations
 
-from engine.sched.fair.claims import level_of
+from collections.abc import Callable
+
 from engine.sched.fair.tree import KEY_LEVELS, SCALE, Entry, Holdings, Node
+
+Yielders = Callable[[Entry, int, int, int], Entry | None]
+"""As `find_yielder`."""
 
 
 def find_yielder(claimant: Entry, num_slots: int, lag_us: int, step: int) -> Entry | None:
@@ -46,28 +51,23 @@ def _giver(parent: Node, claimant: Node, num_slots: int, lag_us: int, step: int)
     """
     weight, num_rows, v = claimant.weight, claimant.num_rows, claimant.v
     share = num_slots * weight // parent.weight_present
-    level = level_of(claimant, num_rows + 1)
     lag = lag_us * SCALE // 4
     most = _holdings(parent, num_slots, step)
     if (
         (share <= num_rows or not most.num_above)
-        and most.highest_level <= level
+        and most.most_rows < (num_rows + 1) * SCALE // weight
         and (most.highest_v - v) * max(weight, most.largest_weight) <= lag
     ):
         return None
     above: list[Node] = []
     ahead: list[Node] = []
-    for node in parent.holders:
+    for node, holder_v in most.v.items():
         if node is claimant:
             continue
         num_below = share - num_rows if node.num_rows * parent.weight_present > num_slots * node.weight else 0
-        num_levels = level_of(node, node.num_rows) - level
-        lead = (node.v - v) * max(weight, node.weight)
-        if (
-            num_below > 1
-            or num_levels > 1
-            or ((num_below > 0 or num_levels > 0) and (not num_rows or 2 * lead >= -lag))
-        ):
+        num_more = _num_more(node, claimant)
+        lead = (holder_v - v) * max(weight, node.weight)
+        if num_below > 1 or num_more > 1 or ((num_below > 0 or num_more > 0) and 2 * lead >= -lag):
             above.append(node)
         elif lead > lag and node.num_rows * weight >= (num_rows - 1) * node.weight:
             ahead.append(node)
@@ -76,19 +76,28 @@ def _giver(parent: Node, claimant: Node, num_slots: int, lag_us: int, step: int)
     return next((node for node in above + ahead if _yielder(node, step) is not None), None)
 
 
+def _num_more(giver: Node, taker: Node) -> int:
+    """How many slots could change hands until the giver holds less by weight; 2 if it is more than one."""
+    for num in (2, 1):
+        if (giver.num_rows - num) * taker.weight >= (taker.num_rows + num) * giver.weight:
+            return num
+    return 0
+
+
 def _holdings(parent: Node, num_slots: int, step: int) -> Holdings:
     """The children's, as of the first time that it is asked in a step or after rows have changed hands."""
     holdings = parent.holdings
     if holdings is None or holdings.step != step or holdings.rows_version != parent.rows_version:
         present = parent.weight_present
-        nodes = parent.holders
+        v = {node: node.v for node in parent.holders}
         holdings = parent.holdings = Holdings(
             step=step,
             rows_version=parent.rows_version,
-            num_above=sum([node.num_rows * present > num_slots * node.weight for node in nodes]),
-            highest_level=max([level_of(node, node.num_rows) for node in nodes], default=0),
-            highest_v=max([node.v for node in nodes], default=0),
-            largest_weight=max([node.weight for node in nodes], default=1),
+            v=v,
+            num_above=sum([node.num_rows * present > num_slots * node.weight for node in v]),
+            most_rows=max([(node.num_rows - 1) * SCALE // node.weight for node in v], default=0),
+            highest_v=max(v.values(), default=0),
+            largest_weight=max([node.weight for node in v], default=1),
         )
     return holdings
 
@@ -118,13 +127,14 @@ def _arrival(entry: Entry) -> int:
 
 
 def is_borrower(entry: Entry, max_sequences: int, spared: set[Node]) -> bool:
-    """Some node on its path holds more slots than its share by weight among those present, those spared aside."""
+    """Some node on its path holds more slots than its share by weight among those present, and more than the one that
+    it takes to run at all, those spared aside."""
     total, share = max_sequences, 1
     for node in entry.leaf.path:
         parent = node.parent
         assert parent is not None, "the root stands on no path"
         total *= node.weight
         share *= parent.weight_present
-        if node not in spared and node.num_rows * share > total:
+        if node.num_rows > 1 and node.num_rows * share > total and node not in spared:
             return True
     return False

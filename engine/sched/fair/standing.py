@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.request import Request
-from engine.sched.fair.claims import level_of
 from engine.sched.fair.position import QueuePosition, first_seekers, position
 from engine.sched.fair.shop import Shop
 from engine.sched.fair.tree import KEY_LEVELS, SCALE, Entry
@@ -90,7 +89,7 @@ def _seat_wait_us(shop: Shop, place: QueuePosition, team_ahead: Iterable[Request
 
 def _has_claim(shop: Shop, place: QueuePosition) -> bool:
     """There is one when those ahead have what is theirs (`slots.py`): with the slot that is to be its own, some node
-    on its path is within its share and a sibling above, or a sibling still holds more by weight."""
+    on its path is within its share and a sibling above, or one holds as much by weight without one of its slots."""
     for node, num in place.places:
         parent = node.parent
         assert parent is not None, "the root stands on no path"
@@ -98,11 +97,11 @@ def _has_claim(shop: Shop, place: QueuePosition) -> bool:
             continue
         num_slots = parent.num_rows if parent.path else shop.max_sequences
         num_held = node.num_rows + num
-        level = level_of(node, num_held)
         is_within = num_held * parent.weight_present <= num_slots * node.weight
         for sibling in parent.holders:
             is_above = sibling.num_rows * parent.weight_present > num_slots * sibling.weight
-            if sibling is not node and ((is_within and is_above) or level_of(sibling, sibling.num_rows) > level):
+            holds_more = (sibling.num_rows - 1) * node.weight >= num_held * sibling.weight
+            if sibling is not node and ((is_within and is_above) or holds_more):
                 return True
     return False
 

@@ -41,7 +41,7 @@ class Node:
         num_rows: rows held below it.
         weight_present: of the children with requests.
         weights: how many children have which weight.
-        least_weight: of the children, rounded down to a power of two, so that it seldom changes.
+        least_weight: of the children.
         holders: the children with rows.
         seekers: of a leaf: (not parked, arrival, entry), sorted.
         residents: of a leaf, in the order in which they got their rows.
@@ -94,13 +94,16 @@ class Holdings:
 
     Attributes:
         step, rows_version: what it was made for.
+        v: of those with slots, as it was then.
         num_above: children that hold more than their share.
+        most_rows: by weight, of all but one of a child's slots.
     """
 
     step: int
     rows_version: int
+    v: dict[Node, int]
     num_above: int
-    highest_level: int
+    most_rows: int
     highest_v: int
     largest_weight: int
 
@@ -329,7 +332,7 @@ class Tree:
             weights[old] -= 1
             if not weights[old]:
                 del weights[old]
-        least = 1 << min(weights, default=1).bit_length() - 1
+        least = min(weights, default=1)
         if least != parent.least_weight:
             parent.least_weight = least
             self.rescaled[parent] = None
