@@ -108,7 +108,7 @@ def _equal(name: str, pen: Pen) -> Workload:
 
 
 def _nested(name: str, pen: Pen) -> Workload:
-    until_us = pen.s(300)
+    until_us = pen.s(240)
     teams = {"a1": ("a", 1, 1), "a3": ("a", 1, 3), "b2": ("b", 2, 2), "b1": ("b", 2, 1)}
     for team, (org, org_weight, weight) in teams.items():
         _greedy(pen, team, until_us, weight, org=org, org_weight=org_weight)
