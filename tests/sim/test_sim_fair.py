@@ -9,12 +9,16 @@ from msgspec import structs
 
 from engine.sim import figures
 from engine.sim.comparison import gap_bound_us
+from engine.sim.fluid import largest_lag
 from engine.sim.gaps import largest_gap
 from engine.sim.simulator import Machine, simulate
 from engine.sim.trace import Run
+from engine.sim.workload import Arrival
 from engine.sim.workloads import make_workload, workload_names
 
 pytestmark = pytest.mark.slow
+
+FIRST_US = {"cpu": 15_000_000, "gpu8b": 8_000_000}
 
 PROFILES = ("cpu", "gpu8b")
 PROMISE_US = 50_000
@@ -95,6 +99,42 @@ def test_a_long_prompt_under_a_flood_takes_little_more_than_twice_as_long_as_alo
     assert together is not None
     assert alone is not None
     assert together <= 1.2 * 2 * alone
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("weight", "flood_weight"), [(3, 1), (8, 1), (1, 2)])
+def test_a_long_prompt_under_a_flood_takes_as_long_as_its_weight_says(
+    profile: str, weight: int, flood_weight: int
+) -> None:
+    machine = Machine.of_profile(profile)
+    made = make_workload("long-prompt", 1, machine.cost)
+    weighed = structs.replace(
+        made, arrivals=tuple(_weighed(each, weight if each.team == "long" else flood_weight) for each in made.arrivals)
+    )
+    together = figures.latency(simulate(weighed, "fair", machine), "long").ttft_p99_us
+    alone = figures.latency(run_of("long-prompt", profile, alone="long"), "long").ttft_p99_us
+
+    assert together is not None
+    assert alone is not None
+    assert together <= 1.2 * (weight + flood_weight) / weight * alone
+
+
+def _weighed(arrival: Arrival, weight: int) -> Arrival:
+    """With another weight of its team."""
+    org, team, *below = arrival.path
+    return structs.replace(arrival, path=(org, structs.replace(team, weight=weight), *below))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("workload", ["flood", "shares", "nested", "equal", "on-off", "vtc-overload"])
+def test_no_node_is_further_behind_the_exact_ideal_than_the_bound(workload: str, profile: str) -> None:
+    """The beginnings of workloads, as long as rational numbers can follow."""
+    machine = Machine.of_profile(profile)
+    made = make_workload(workload, 1, machine.cost)
+    run = simulate(structs.replace(made, until_us=FIRST_US[profile]), "fair", machine)
+
+    assert len(run.steps) > 150
+    assert 0 < largest_lag(run).lag_us <= gap_bound_us(run)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
