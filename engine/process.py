@@ -18,6 +18,7 @@ from engine.carriers.zeromq_server import ZeroMQServer
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError, ModelLoadError
+from engine.garbage import collect_less_often
 from engine.lifecycle import watch_pipe
 from engine.messages import Ready
 from engine.openmp import limit_spinning
@@ -75,6 +76,7 @@ def run_engine(
                 max_sequences=config.max_sequences,
                 incarnation=new_incarnation(),
             )
+            collect_less_often()
             return serve(core, carrier, card)
     except (ConfigError, ModelLoadError) as e:
         sys.stderr.write(f"evenhand engine: {e}\n")

@@ -19,12 +19,14 @@ from typing import Final
 import msgspec
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.messages import Abort, ChargeExternal, RaiseCap, SetWeight, Submit
 from engine.runner.port import Runner
 from engine.sched.cost import CostModel
 from engine.sched.plan import Chunk, NewRow, StepPlan, StepResult
 
 VERSION: Final = 1
+_MOST = 100_000_000
 
 Message = Submit | Abort | RaiseCap | SetWeight | ChargeExternal
 
@@ -52,6 +54,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool
     plans_ahead: bool
     cost: CostModel
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for figures that no engine has, before anything is made of that size."""
+        for name in ("max_sequences", "max_step_tokens", "num_blocks", "block_tokens", "max_model_len", "vocab_size"):
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise ConfigError(f"recording: {name} must be between 1 and {_MOST}")
 
     @classmethod
     def of(

@@ -98,13 +98,14 @@ def _result(run: Run, *, throughput: float, alone: dict[str, Latency]) -> Result
 
 
 def gap_bound_us(run: Run) -> int:
-    """Twice the window, the lag that a slot may cost, a quantum and one output token, with the largest step of the run
-    for the step's target."""
+    """Twice the window, the lag that a slot may cost, a quantum and one output token, and that lag once more, with the
+    largest step of the run for the step's target."""
     target_us = figures.step_us(run, 100)
     arrivals = [trace.arrival for trace in run.requests.values()]
     last = max((arrival.num_prompt_tokens + arrival.num_output_tokens for arrival in arrivals), default=1)
     decode_us = run.cost.marginal_us(last - 1, last, 0)
-    return 2 * ((_WINDOW_STEPS + _LAG_STEPS) * target_us + -(-target_us // _STEPS_PER_QUANTUM) + decode_us)
+    distance_us = (_WINDOW_STEPS + _LAG_STEPS) * target_us + -(-target_us // _STEPS_PER_QUANTUM) + decode_us
+    return 2 * distance_us + _LAG_STEPS * target_us
 
 
 def compare(workload: Workload, policies: Sequence[str], machine: Machine) -> Comparison:

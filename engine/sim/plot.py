@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.errors import ConfigError
 from engine.sim.comparison import Comparison
 from engine.sim.trace import Run
 
@@ -16,7 +17,10 @@ _COLORS = ("#2f6f8f", "#c98a2b", "#6a8f3f", "#a84a5c", "#6b5b95", "#4f9d96", "#b
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """Served share over time above, time to the first token below, on the same axes for all policies."""
+    """Served share over time above, time to the first token below, on the same axes for all policies.
+
+    Raises `ConfigError` if the picture cannot be written.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -47,9 +51,20 @@ def draw(comparison: Comparison, path: Path) -> None:
     axes[1][0].set_yscale("log")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=_MOST_TEAMS + 1)
     figure.suptitle(f"{comparison.workload.name}: {comparison.workload.about}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be written: {e.strerror or e}") from e
+    finally:
+        plt.close(figure)
+
+
+def make_folder(path: Path) -> None:
+    """Raises `ConfigError` if there can be none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"{path} is no folder, and cannot be made one: {e.strerror or e}") from e
 
 
 def served_by_team(run: Run, teams: Sequence[str]) -> tuple[list[float], dict[str, list[float]]]:

@@ -30,6 +30,10 @@ def run(
     machine = Machine.of_profile(profile)
     for policy in policies:
         check_policy(policy)
+    if plot_folder is not None:
+        from engine.sim.plot import draw, make_folder
+
+        make_folder(plot_folder)
     made = [make_workload(name, seed, machine.cost) for name in workloads or workload_names()]
     for i, workload in enumerate(made):
         sys.stderr.write(f"{workload.name}: {i + 1} of {len(made)} ...\n")
@@ -37,8 +41,6 @@ def run(
         sys.stdout.write(("\n" if i else "") + report(comparison))
         sys.stdout.flush()
         if plot_folder is not None:
-            from engine.sim.plot import draw
-
             draw(comparison, plot_folder / f"{workload.name}.png")
             sys.stderr.write(f"picture: {plot_folder / workload.name}.png\n")
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from gateway.domain.ids import RequestId, TeamId, as_request_id
 from gateway.domain.ledger import LedgerRow, Opening
@@ -21,6 +22,7 @@ WAIT_S = 2.0
 """How long a request that nobody knows is looked for: another process may be about to post it (`posting.POST_EVERY_S`),
 or to hand it to the engine."""
 POLL_S = 0.1
+"""Until it is looked for again, and each time twice as long: an answer takes the engine time from its next step."""
 
 Found = LiveRequest | Opening | LedgerRow
 """An opening alone is all there is of a request that is being settled."""
@@ -50,6 +52,7 @@ class RequestLookup:
         self._own = own
         self._clock = clock
         self._wait_s = wait_s
+        self._turns: WeakValueDictionary[TeamId, asyncio.Lock] = WeakValueDictionary()
 
     async def find(self, text: str, team_id: TeamId) -> Found:
         """A request of this team.
@@ -66,21 +69,23 @@ class RequestLookup:
         if request_id is None:
             raise RequestNotFound(text)
         until_s = self._clock.monotonic() + self._wait_s
+        pause_s = POLL_S
         while True:
-            found = await self._look(request_id)
+            found = await self._look(request_id, team_id)
             if found is not None and found.team_id == team_id:
                 return found
             if self._clock.monotonic() >= until_s:
                 raise RequestNotFound(text)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
-    async def _look(self, request_id: RequestId) -> Found | None:
+    async def _look(self, request_id: RequestId, team_id: TeamId) -> Found | None:
         own = self._own.find(request_id)
         if isinstance(own, LedgerRow):
             return own
         down: EngineDown | None = None
         try:
-            live = await self._backend.standing(request_id)
+            live = await self._ask(request_id, team_id)
         except EngineDown as e:
             down = e
         else:
@@ -90,6 +95,14 @@ class RequestLookup:
             rows = await work.ledger.rows([request_id])
         # Looked up again: it may have been settled since.
         found = next(iter(rows), None) or self._own.find(request_id)
-        if found is None and down is not None:
+        if down is not None and not isinstance(found, LedgerRow):
             raise down
         return found
+
+    async def _ask(self, request_id: RequestId, team_id: TeamId) -> LiveRequest | None:
+        """One question of a team at a time, so that a team that asks for many holds up nobody else."""
+        turn = self._turns.get(team_id)
+        if turn is None:
+            turn = self._turns[team_id] = asyncio.Lock()
+        async with turn:
+            return await self._backend.standing(request_id)

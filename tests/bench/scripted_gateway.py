@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 
 import uvloop
 
+from engine.garbage import collect_less_often
 from gateway.app import create_app
 from gateway.backends.scripted import Script, ScriptedBackend
-from gateway.commands.gateway import collect_garbage_less_often
 from gateway.http_server import serve_http
 from gateway.services.recovery import FinalsPage
 from gateway.settings import Settings
@@ -59,7 +59,7 @@ async def serve(settings: Settings) -> None:
     shutdown = Shutdown()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, shutdown.request)
     app = create_app(settings, shutdown=shutdown, open_pool=ScriptedPool)
-    collect_garbage_less_often()
+    collect_less_often()
     async with app.lifespan():
         await serve_http(app, settings.server, settings.server.host, shutdown)
 

@@ -7,6 +7,7 @@ What the ledgers hold is in `test_fair_ledgers.py`, who goes on when in `test_fa
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 from examples import examples
 from fair_days import (
@@ -22,10 +23,12 @@ from fair_days import (
     reweighs,
     with_usual_weights,
 )
+from fair_harness import COST, FairHarness
 from fair_measures import Gaps
 from fair_reference import slow_fair_share
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.sched.fair.policy import FairShare
 from engine.sched.policy import Policy
@@ -54,6 +57,35 @@ def gaps_of(day: Day, make_policy: Callable[..., Policy] = FairShare) -> Gaps:
 def test_backlogged_siblings_are_never_further_apart_than_the_bound(day: Day) -> None:
     """At every node above the key: organizations, teams, classes, keys."""
     assert not gaps_of(day).breaches
+
+
+def test_who_paused_with_a_lag_and_returns_when_all_others_go_is_within_the_bound() -> None:
+    """The one day on which a lag of Θ and a lead of Λ + Θ come together: b is paused at its caps and lags, c reads, a
+    has decodes beyond the window; then c and the decodes go, and all of b wakes."""
+    harness = FairHarness(max_sequences=300, cost=replace(COST, prefill_context_ps=0, decode_context_ps=0))
+    gaps = Gaps()
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps):
+            harness.step()
+            gaps.look(harness)
+
+    paused = [harness.submit("o/b/k", 5, 100_000, cap=2) for _ in range(120)]
+    run(30)
+    leading = [harness.submit("o/a/k", 5, 100_000) for _ in range(100)]
+    run(40)
+    harness.submit("o/a/k", 60_000, 1)
+    run(10)
+    reader = harness.submit("o/c/k", 60_000, 1)
+    run(200)
+    for request_id in (reader, *leading):
+        harness.abort(request_id)
+    for request_id in paused:
+        harness.raise_cap(request_id, 50_000)
+    run(100)
+
+    assert not gaps.breaches
+    assert gaps.worst > Fraction(9, 10), "it does not test what it is made for any more"
 
 
 @quick(30)

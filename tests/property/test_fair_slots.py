@@ -110,6 +110,24 @@ def test_a_slot_does_not_go_to_and_fro(num_slots: int, weights: list[int]) -> No
 
 
 @pytest.mark.parametrize(
+    ("num_slots", "weights"), [(8, [4, 1, 1, 1, 1]), (20, [10, *[1] * 10]), (16, [4, 1, 1])], ids=str
+)
+def test_a_heavy_team_of_dear_requests_keeps_its_slots_but_one(num_slots: int, weights: list[int]) -> None:
+    """It is ahead of all others at once; each of them may take a slot by time, and together they would take all."""
+    harness = FairHarness(max_sequences=num_slots)
+    for team, weight in enumerate(weights):
+        for i in range(num_slots):
+            harness.submit(path_of(f"o/t{team}/k", 1, weight), (20 if team else 3000) + i, 100_000)
+    harness.run(300)
+    num_before = len(harness.parkings)
+    for _ in range(300):
+        harness.step()
+        assert rows(harness, 1)[0] >= num_slots * weights[0] // sum(weights) - 1
+
+    assert len(harness.parkings) - num_before <= 60
+
+
+@pytest.mark.parametrize(
     ("num_slots", "weights"),
     [(4, [3, 2]), (6, [4, 3]), (5, [3, 2, 1]), (3, [1, 1]), (1, [1, 1, 1]), (1, [3, 1]), (4, [5, 3, 1])],
     ids=str,

@@ -69,8 +69,7 @@ class Gaps:
             low, high = self._ranges.get((one, other), (gap, gap))
             low, high = ranges[one, other] = min(low, gap), max(high, gap)
             weights = self._least_weight[one], self._least_weight[other]
-            leads = [max(Fraction(bound_us, a), Fraction(lag_us, b)) for a, b in (weights, weights[::-1])]
-            allowed = sum(leads)
+            allowed = sum(Fraction(bound_us, weight) for weight in weights) + Fraction(lag_us, min(weights))
             self.worst = max(self.worst, (high - low) / allowed)
             if high - low > allowed:
                 self.breaches.append(Breach((one, other), self._num_seen, high - low, allowed))

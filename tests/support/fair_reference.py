@@ -108,7 +108,7 @@ class SlowYielders:
             siblings = [child for child in node.parent.children.values() if child is not node and child.num_rows]
             v = self._as_read(node.parent, step)
             rich = [s for s in siblings if self._takes_by_rows(node, s, num_slots, lag_us, v)]
-            lucky = [s for s in siblings if s not in rich and self._takes_by_time(node, s, lag_us, v)]
+            lucky = [s for s in siblings if s not in rich and self._takes_by_time(node, s, num_slots, lag_us, v)]
             rich.sort(key=lambda s: (-Fraction(s.num_rows, s.weight), -s.v, s.number))
             lucky.sort(key=lambda s: (-s.v, s.number))
             for giver in (*rich, *lucky):
@@ -136,9 +136,12 @@ class SlowYielders:
         if max(lacking, more) > 1:
             return True
         is_caught_up = 2 * self._lead(node, sibling, v) >= -(lag_us * SCALE // 4)
-        return max(lacking, more) == 1 and is_caught_up
+        return max(lacking, more) == 1 and (node.num_rows == 0 or is_caught_up)
 
-    def _takes_by_time(self, node: Node, sibling: Node, lag_us: int, v: dict[Node, Fraction]) -> bool:
+    def _takes_by_time(self, node: Node, sibling: Node, num_slots: int, lag_us: int, v: dict[Node, Fraction]) -> bool:
+        part = Fraction(num_slots * sibling.weight, sum(child.weight for child in _family(node) if child.num_requests))
+        if sibling.num_rows < max(floor(part), 2 if part >= 1 else 1):
+            return False
         is_ahead = self._lead(node, sibling, v) > lag_us * SCALE // 4
         return is_ahead and Fraction(sibling.num_rows, sibling.weight) >= Fraction(node.num_rows - 1, node.weight)
 

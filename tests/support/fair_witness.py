@@ -101,7 +101,15 @@ def prefixes(names: NodePath) -> list[NodePath]:
 
 def virtual_times(policy: Policy) -> dict[NodePath, int]:
     """Of all nodes that the policy keeps, by names; nothing for a policy without a tree."""
-    found: dict[NodePath, int] = {}
+    return {names: node.v for names, node in _nodes(policy)}
+
+
+def node_numbers(policy: Policy) -> dict[NodePath, int]:
+    """The same of the numbers that nodes get when they are made: who is made anew has another one."""
+    return {names: node.number for names, node in _nodes(policy)}
+
+
+def _nodes(policy: Policy) -> Iterator[tuple[NodePath, Any]]:
     tree = getattr(policy, "tree", None)
     nodes: list[tuple[NodePath, Any]] = [((), tree.root)] if tree is not None else []
     while nodes:
@@ -109,6 +117,5 @@ def virtual_times(policy: Policy) -> dict[NodePath, int]:
         for child in node.children.values():
             # A class has its team's id before its own name; a plain name says more.
             names = (*above, child.id.rpartition(":")[2] if len(above) == 2 else child.id)
-            found[names] = child.v
+            yield names, child
             nodes.append((names, child))
-    return found

@@ -14,7 +14,7 @@ from fair_peers import fcfs, vtc
 from msgspec.structs import replace
 
 from engine.request import RequestState
-from engine.sched.cost import CostModel
+from engine.sched.cost import PROFILES, CostModel
 from engine.sched.fair.parameters import FairParameters
 from engine.sched.fair.policy import FairShare
 from engine.sched.policy import Policy
@@ -244,6 +244,58 @@ def test_parked_ones_come_back_though_there_are_always_newcomers_for_the_slots()
     gained = [harness.of(each).num_output_tokens - progress[each] for each in mine]
 
     assert min(gained) >= 0.5 * sum(gained) / len(gained)
+
+
+@pytest.mark.parametrize(("num_slots", "num_floods"), [(16, 15), (2, 1), (4, 1)])
+def test_who_returns_with_another_long_prompt_has_his_slot_at_once_though_he_is_ahead(
+    num_slots: int, num_floods: int
+) -> None:
+    """A prompt at a time, a second apart, beside teams that only write and so never catch up with who reads."""
+    harness = FairHarness(max_sequences=num_slots, cost=PROFILES["gpu8b"])
+    for i in range(num_floods):
+        for _ in range(2 * num_slots):
+            harness.submit(f"o/t{i}/k", 200, 100_000)
+    harness.run(50)
+    waits_us = []
+    for _ in range(4):
+        prompt = harness.submit("o/quiet/k", 8_000, 5)
+        while harness.seen[prompt].ended_us is None:
+            harness.step()
+        waits_us.append(harness.seen[prompt].ttft_us)
+        harness.run(100)
+
+    assert max(waits_us) <= 2 * min(waits_us)
+
+
+@pytest.mark.parametrize("what", ["batch", "key"])
+@pytest.mark.parametrize("num_others", [7, 15, 40])
+def test_a_claim_is_asked_for_however_many_before_it_are_refused(num_others: int, what: str) -> None:
+    """A team whose only slot one of its own holds, behind teams that have one slot each and want more."""
+    harness = FairHarness(max_sequences=num_others + 1)
+    for i in range(2 * num_others):
+        harness.submit(f"o/t{i % num_others}/k", 20, 100_000)
+    harness.submit("o/z/k1", 100, 100_000)
+    harness.run(30)
+    if what == "batch":
+        second = harness.submit("o/z/k1", 20, 100, request_class="batch")
+    else:
+        second = harness.submit("o/z/k2", 20, 100_000)
+
+    assert harness.until_token(second, 1500) < 600
+
+
+def test_where_decodes_are_more_than_a_steps_tokens_they_take_turns() -> None:
+    cheap = replace(FAIR_COST, decode_token_ns=20_000, decode_context_ps=0)
+    harness = FairHarness(max_sequences=300, max_step_tokens=150, cost=cheap)
+    for team, num in (("a", 151), ("b", 149)):
+        for _ in range(num):
+            harness.submit(f"o/{team}/k", 5, 100_000)
+        harness.run(60)
+    before = harness.served_us.copy()
+    harness.run(2000)
+    one, other = (harness.served_us["o", f"o/{team}"] - before["o", f"o/{team}"] for team in "ab")
+
+    assert other == pytest.approx(one, rel=0.35)
 
 
 @pytest.mark.parametrize(("num_slots", "weights"), [(4, (6, 1)), (5, (6, 1)), (4, (1, 1)), (4, (1, 6))])

@@ -172,3 +172,36 @@ async def test_a_request_that_is_settled_between_two_looks_is_found() -> None:
 
     lookup = RequestLookup(Settles(), desk.storage, desk.own, desk.clock, wait_s=0)  # type: ignore[arg-type]
     assert await lookup.find(ID, TEAM) == row()
+
+
+async def test_a_request_of_this_process_is_not_said_to_be_settling_while_the_engine_does_not_answer() -> None:
+    desk = Desk(DOWN)
+    desk.own.known[ID] = opening(ID)
+    with pytest.raises(EngineDown):
+        await desk.find()
+
+
+async def test_a_team_that_asks_for_many_holds_up_nobody_else() -> None:
+    """One engine that answers one question at a time, and twenty of one team before the other's."""
+    asked: list[RequestId] = []
+    free = asyncio.Semaphore(0)
+
+    class Slow(Engine):
+        async def standing(self, request_id: RequestId) -> LiveRequest | None:
+            asked.append(request_id)
+            await free.acquire()
+            return live(OTHER) if request_id == ID else None
+
+    desk = Desk()
+    lookup = RequestLookup(Slow(), desk.storage, desk.own, desk.clock, wait_s=60)  # type: ignore[arg-type]
+    many = [asyncio.create_task(lookup.find(new_request_id(i), TEAM)) for i in range(20)]
+    await until(lambda: len(asked) == 1, "the first is under way")
+    other = asyncio.create_task(lookup.find(ID, OTHER))
+    await until(lambda: ID in asked, "the other team's is under way")
+    assert len(asked) == 2
+    free.release()
+    free.release()
+    assert await other == live(OTHER)
+    for task in many:
+        task.cancel()
+    await asyncio.gather(*many, return_exceptions=True)

@@ -207,6 +207,20 @@ def test_what_is_no_recording_is_a_clear_error(path: Path, content: bytes, says:
         Recording(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_blocks", -5), ("num_blocks", 10**13), ("max_sequences", 0), ("max_model_len", -1)]
+)
+def test_a_header_with_figures_that_no_engine_has_is_refused_before_anything_is_made_of_it(
+    path: Path, name: str, value: int
+) -> None:
+    record(path)
+    header, _, rest = path.read_bytes().partition(b"\n")
+    path.write_bytes(msgspec.json.encode({**msgspec.json.decode(header), name: value}) + b"\n" + rest)
+
+    with pytest.raises(ConfigError, match=name):
+        Recording(path)
+
+
 def test_a_file_that_cannot_be_read_is_a_clear_error(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="cannot read the recording"):

@@ -8,7 +8,7 @@ from sim_kit import arrival, machine, path, run_of, step, trace, workload
 from engine.errors import ConfigError
 from engine.sim.comparison import compare, gap_bound_us
 from engine.sim.figures import served_by_class
-from engine.sim.plot import draw, served_by_team
+from engine.sim.plot import draw, make_folder, served_by_team
 from engine.sim.report import report
 from gateway.commands.sim import run as run_command
 
@@ -56,11 +56,11 @@ def test_service_by_class() -> None:
     assert served_by_class(run) == {"interactive": 3, "batch": 0}
 
 
-def test_the_bound_is_window_lag_quantum_and_a_token_twice() -> None:
+def test_the_bound_is_window_lag_quantum_and_a_token_twice_and_the_lag_once_more() -> None:
     made = arrival(0, "red", 10, 1)
     run = run_of(workload(made), [trace(made)], [step(0, 1600, (0, 5))], 1600)
 
-    assert gap_bound_us(run) == 2 * (20 * 1600 + 100 + 200)
+    assert gap_bound_us(run) == 2 * (20 * 1600 + 100 + 200) + 16 * 1600
 
 
 def test_the_picture_shows_who_was_served_when(tmp_path: Path) -> None:
@@ -70,6 +70,7 @@ def test_the_picture_shows_who_was_served_when(tmp_path: Path) -> None:
 
     assert len(times) == 60
     assert (layers["blue"][0], layers["all others"][0]) == (0.3, 0.6)
+    make_folder(tmp_path / "pictures")
     draw(compare(BOTH, ["fcfs", "vtc"], machine()), tmp_path / "pictures" / "both.png")
     assert (tmp_path / "pictures" / "both.png").stat().st_size > 10_000
 
@@ -100,3 +101,11 @@ def test_the_command_prints_the_table_alone(capsys: pytest.CaptureFixture[str], 
     assert told.out.startswith("long-prompt: ")
     assert "picture" in told.err
     assert (tmp_path / "long-prompt.png").exists()
+
+
+def test_a_folder_for_pictures_that_cannot_be_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file is no folder"):
+        make_folder(tmp_path / "file")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        draw(compare(BOTH, ["fcfs"], machine()), tmp_path / "none" / "both.png")

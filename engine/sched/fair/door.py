@@ -61,6 +61,8 @@ class Door:
         new = (entry for entry in self._shop.roster.new if entry.is_seeking and entry not in known)
         with_claims = self._with_claims(list(islice(new, self._shop.parameters.look)))
         with_claims += self._with_claims(dealt[num_free:])
+        known = {*dealt[:num_free], *with_claims}
+        with_claims += self._with_claims([entry for entry in self._in_turn() if entry not in known])
         self._later = [entry for entry in dealt[num_free:] if entry not in with_claims]
         return dealt[:num_free] + with_claims
 
@@ -108,6 +110,16 @@ class Door:
         look = self._shop.parameters.look
         dealt = self._shop.claims.deal(self._shop.tree.root, look, look)
         return [entry for entry in dealt if entry.step != self._number and self.begin(entry)]
+
+    def _in_turn(self) -> list[Entry]:
+        """Some who wait, others in every step: nobody's claim goes unasked for ever behind those that are refused."""
+        waiting = self._shop.tree.waiting
+        asked: list[Entry] = []
+        for _ in range(min(self._shop.parameters.asked_in_turn, len(waiting))):
+            leaf = next(iter(waiting))
+            waiting.move_to_end(leaf)
+            asked.append(leaf.seekers[0][2])
+        return asked
 
     def _wakes(self, entry: Entry) -> bool:
         return entry.is_seeking and self.begin(entry)

@@ -25,6 +25,7 @@ class FairParameters:
         most_credit_steps: short steps that can be saved up.
         linger_us: a class counts as present for so long after it last ran.
         look: waiting requests that are looked at together, per leaf and per round.
+        asked_in_turn: leaves whose claims are asked for in a step besides, whatever the deal says.
         most_refused_claims: claims for a slot that may fail in one step before the planner stops asking.
         most_drift_permille: how far from the cost model measured times may take the size of a step, either way.
     """
@@ -46,5 +47,6 @@ class FairParameters:
     most_credit_steps: int = 10
     linger_us: int = 10_000_000
     look: int = 16
+    asked_in_turn: int = 4
     most_refused_claims: int = 8
     most_drift_permille: int = 4000

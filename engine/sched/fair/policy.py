@@ -98,9 +98,9 @@ class FairShare:
         if self._round is not None:
             self._round.lost_row(entry)
 
-    def offers(self, budget: int, now_us: int) -> Offers:  # noqa: ARG002 - the scheduler cuts to the budget
+    def offers(self, budget: int, now_us: int) -> Offers:
         self._num_rounds += 1
-        self._round = Round(self._shop, self._num_rounds, now_us)
+        self._round = Round(self._shop, self._num_rounds, budget, now_us)
         yield from self._round.offers()
 
     def revoke(self, request: Request, num_tokens: int) -> None:
@@ -172,7 +172,7 @@ class FairShare:
         self._backlogged = _with_ancestors(left)
         for node in self._backlogged:
             node.is_backlogged = True
-        for node in _with_ancestors([entry for entry in left if not entry.is_new]):
+        for node in _with_ancestors([entry for entry in left if not entry.is_new and not entry.is_decode]):
             node.is_behind = True
         backlogged = _by_parent(self._backlogged)
         for parent, children in backlogged.items():

@@ -21,6 +21,7 @@ class Round:
 
     Args:
         number: of this step, never used before.
+        budget: tokens that the step may have; the scheduler sees to that.
 
     Attributes:
         granted: who got something, the first first.
@@ -30,13 +31,14 @@ class Round:
         window_us, lag_us: Λ and Θ.
     """
 
-    def __init__(self, shop: Shop, number: int, now_us: int) -> None:
+    def __init__(self, shop: Shop, number: int, budget: int, now_us: int) -> None:
         self.granted: dict[Entry, None] = {}
         self.demand: list[Entry] = []
         self.number = number
         self.now_us = now_us
         self.is_short = False
         self.spent_us = 0
+        self._budget = budget
         self._shop = shop
         self._roster = shop.roster
         self._cost = shop.cost
@@ -64,7 +66,7 @@ class Round:
         costs_us = [self._span_us(entry, 1) for entry in decodes]
         if not prompts and not self._shop.tree.root.num_seekers:
             self._stretch(decodes, costs_us)
-        if not prompts and not seekers and sum(costs_us) <= self._limit_us:
+        if not prompts and not seekers and len(decodes) <= self._budget and sum(costs_us) <= self._limit_us:
             for entry, cost_us in zip(decodes, costs_us, strict=True):
                 num_tokens = yield entry.request, 1
                 if num_tokens and entry.start >= entry.request.high_water:
@@ -86,7 +88,8 @@ class Round:
         """What room newcomers have left is theirs; of a step that was made short only if nobody got anything."""
         for entry in sorted(self._sat_out, key=_sat_out_longest):
             fits = not self.is_short and self.spent_us + self._span_us(entry, 1) <= self._limit_us
-            if entry.is_resident and (fits or not self.granted):
+            is_within = entry.is_resident and self._window.holds(entry, self.window_us + self.lag_us)
+            if is_within and (fits or not self.granted):
                 self._window.remove(entry)
                 self._took(entry, (yield entry.request, 1))
 
@@ -177,7 +180,9 @@ class Round:
         for entry in decodes:
             if entry not in self._sat_out:
                 (eligible if self._window.holds(entry, width_us) else later).append(entry)
-        eligible.sort(key=_sat_out_longest)
+        # Where not all fit, those go first who hold no more than their share of the slots.
+        num_slots = self._shop.max_sequences
+        eligible.sort(key=lambda entry: (is_borrower(entry, num_slots, set()), -entry.num_sat_out))
         for entry in eligible:
             if not entry.is_resident:  # parked for somebody in this very step
                 self._window.remove(entry)
@@ -199,7 +204,7 @@ class Round:
         while self.spent_us < self._limit_us or not self.granted:
             if not self._pool and not self._refill():
                 return
-            entry = next((e for e in self._pool if self._window.holds(e, self._width_us(e))), None)
+            entry = self._first_within()
             if entry is None:  # those who are behind sit out, or want more than is left
                 return
             may_run = entry.is_resident or self._door.may_seat(entry)
@@ -218,6 +223,17 @@ class Round:
             self._took(entry, num_tokens)
             if entry.is_pooled and (num_tokens < size or not entry.left):
                 self._drop(entry)
+
+    def _first_within(self) -> Entry | None:
+        """Of the pool, in its order. The window says the same of all of a key that are new, or are not."""
+        without: set[tuple[Node | None, bool]] = set()
+        for entry in self._pool:
+            kind = entry.leaf.parent, entry.is_new
+            if kind not in without:
+                if self._window.holds(entry, self._width_us(entry)):
+                    return entry
+                without.add(kind)
+        return None
 
     def _width_us(self, entry: Entry) -> int:
         """How far ahead of its siblings a request of the walk may be: as far as a decode while it is new."""

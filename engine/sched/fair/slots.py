@@ -10,8 +10,9 @@ A child takes a slot from a sibling in three cases:
   a lag begins to be forgiven.) How far a sibling has come is read once in a step, and again after slots have changed
   hands.
 
-The first two never take what they would have to give back, and what the third has given is left to its taker until it
-has caught up by half: no slot goes to and fro.
+The first two never take what they would have to give back. The third leaves a sibling its whole slots but one, and its
+only one. What it has given is left to its taker until it has caught up by half, unless the giver has none: so slots do
+not go to and fro.
 """
 
 from __future__ import annotations
@@ -67,10 +68,14 @@ def _giver(parent: Node, claimant: Node, num_slots: int, lag_us: int, step: int)
         num_below = share - num_rows if node.num_rows * parent.weight_present > num_slots * node.weight else 0
         num_more = _num_more(node, claimant)
         lead = (holder_v - v) * max(weight, node.weight)
-        if num_below > 1 or num_more > 1 or ((num_below > 0 or num_more > 0) and 2 * lead >= -lag):
+        may_take_one = not num_rows or 2 * lead >= -lag
+        if num_below > 1 or num_more > 1 or ((num_below > 0 or num_more > 0) and may_take_one):
             above.append(node)
         elif lead > lag and node.num_rows * weight >= (num_rows - 1) * node.weight:
-            ahead.append(node)
+            # Of its whole slots one at most, and never the only one: they would be taken back at once.
+            whole = num_slots * node.weight // parent.weight_present
+            if node.num_rows > whole or node.num_rows == whole > 1:
+                ahead.append(node)
     above.sort(key=_most_rows)
     ahead.sort(key=_most_served)
     return next((node for node in above + ahead if _yielder(node, step) is not None), None)

@@ -7,6 +7,7 @@ requests are dropped as soon as nothing would be forgotten: when the siblings' c
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -33,7 +34,7 @@ class Node:
         service: virtual time times weight, in `virtual_time.SCALE` parts of a microsecond.
         clock: V of its children.
         is_backlogged: resident work below it was left ungranted by the last step.
-        is_behind: and that of a request which is not new.
+        is_behind: and that was the prompt of a request which is not new.
         new_us: work of the new requests below it, as they came.
         num_requests: known requests below it, whatever their state.
         num_seekers: those that want a row.
@@ -164,6 +165,9 @@ class Tree:
         self._class_weights = dict(class_weights)
         self._num_nodes = 0
         self._by_id: dict[str, dict[Node, None]] = {}
+        self.waiting: OrderedDict[Node, None] = (
+            OrderedDict()
+        )  # leaves with seekers; who was asked for a claim goes last
         self.rescaled: dict[Node, None] = {}  # those whose least weight has changed; taken by who keeps such keys
 
     def enter(self, request: Request) -> Entry:
@@ -234,6 +238,7 @@ class Tree:
         """The request wants a row, and has none."""
         entry.is_seeking = True
         insort(entry.leaf.seekers, (*entry.seeker_key, entry), key=lambda s: s[:2])
+        self.waiting.setdefault(entry.leaf)
         self.root.num_seekers += 1
         for node in entry.leaf.path:
             node.num_seekers += 1
@@ -248,6 +253,8 @@ class Tree:
             if i < len(seekers) and seekers[i][2] is entry:
                 del seekers[i]
                 break
+        if not seekers:
+            del self.waiting[entry.leaf]
         self.root.num_seekers -= 1
         for node in entry.leaf.path:
             node.num_seekers -= 1
