@@ -58,8 +58,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raises `ConfigError` for figures that no engine has, before anything is made of that size."""
         for name in ("max_sequences", "max_step_tokens", "num_blocks", "block_tokens", "max_model_len", "vocab_size"):
-            if not 1 <= getattr(self, name) <= _MOST:
-                raise ConfigError(f"recording: {name} must be between 1 and {_MOST}")
+            if getattr(self, name) < 1:
+                raise ConfigError(f"recording: {name} must be at least 1")
+        for name in ("max_sequences", "num_blocks"):
+            if getattr(self, name) > _MOST:
+                raise ConfigError(f"recording: {name} must be {_MOST} at most")
 
     @classmethod
     def of(
