@@ -228,5 +228,14 @@ class StorageDown(Unavailable):
         super().__init__("The database does not answer right now. Please try again shortly.", retry_after_s=2)
 
 
+class LimitsUnavailable(Unavailable):
+    """Where limits are kept does not answer, or has lost what it knew, so it cannot be told what is left."""
+
+    code = "limits_unavailable"
+
+    def __init__(self, message: str = "Limits cannot be checked right now. Please try again shortly.") -> None:
+        super().__init__(message, retry_after_s=1)
+
+
 class ClientGone(Exception):
     """The client left before its answer was complete."""
