@@ -35,6 +35,8 @@ def test_imports_run_one_way() -> None:
         ("gateway/services/planted.py", "import gateway.storage.database"),
         ("gateway/storage/planted.py", "import gateway.web.auth"),
         ("gateway/web/planted.py", "import engine.client"),
+        ("gateway/services/planted.py", "import gateway.limits.memory"),
+        ("gateway/limits/planted.py", "import gateway.storage.database"),
     ],
 )
 def test_an_import_the_wrong_way_is_found(tmp_path: Path, module: str, statement: str) -> None:

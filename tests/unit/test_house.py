@@ -19,6 +19,7 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "gateway/journal": {"msgspec"},
     "gateway/services": {"msgspec"},
     "gateway/storage": {"sqlalchemy", "alembic", "aiosqlite", "asyncpg", "redis", "msgspec"},
+    "gateway/limits": {"redis", "hiredis", "msgspec"},
 }
 """Folder → third-party packages that modules in it may import."""
 
@@ -35,6 +36,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "gateway.storage",
         "gateway.settings",
     ),
+    "gateway/limits": ("gateway.domain", "gateway.services.limit_store", "gateway.errors", "gateway.limits"),
 }
 """Folder → our own modules that modules in it may import."""
 
@@ -114,6 +116,12 @@ def test_every_module_imports_only_what_its_house_allows() -> None:
         ("gateway/services/new.py", "from gateway.storage.database import Database"),
         ("gateway/storage/new.py", "import litestar"),
         ("gateway/storage/new.py", "from gateway.services.inference import Inference"),
+        ("gateway/domain/new.py", "from gateway.limits.memory import MemoryLimits"),
+        ("gateway/services/new.py", "from gateway.limits.memory import MemoryLimits"),
+        ("gateway/storage/new.py", "from gateway.limits.memory import MemoryLimits"),
+        ("gateway/limits/new.py", "import sqlalchemy"),
+        ("gateway/limits/new.py", "from gateway.services.ports import Clock"),
+        ("gateway/limits/new.py", "from gateway.storage.database import Database"),
         ("gateway/new.py", "from engine.client import EngineClient"),
         ("gateway/app.py", "import engine.core"),
     ],

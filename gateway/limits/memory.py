@@ -1,0 +1,70 @@
+"""Meters in this process, for one that has no other beside it. Nothing awaits inside a step, so each is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.domain.ids import OrganizationId, RequestId
+from gateway.domain.limits.admission import Ask, Reservation, Settlement, Verdict
+from gateway.domain.limits.meters import Use
+from gateway.domain.limits.rules import whole
+from gateway.domain.limits.validation import validate
+from gateway.domain.usage import TokenUsage
+from gateway.limits.books import Books
+
+
+class MemoryLimits:
+    """Implements `gateway.services.limit_store.LimitStore`."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._books: dict[OrganizationId, Books] = {}
+
+    async def check(self, ask: Ask) -> Verdict:
+        validate(ask)
+        return self._of(ask.organization_id).answer(ask, self._now_ms(), is_binding=False)
+
+    async def admit(self, ask: Ask) -> Verdict:
+        validate(ask)
+        return self._of(ask.organization_id).answer(ask, self._now_ms(), is_binding=True)
+
+    async def raise_output(self, organization_id: OrganizationId, request_id: RequestId, wanted: int) -> int | None:
+        return self._of(organization_id).raise_output(request_id, wanted, self._now_ms())
+
+    async def report(
+        self, organization_id: OrganizationId, outputs: Mapping[RequestId, int], lease_ms: int
+    ) -> Sequence[RequestId]:
+        return self._of(organization_id).report(outputs, self._now_ms() + lease_ms)
+
+    async def settle(
+        self, organization_id: OrganizationId, request_id: RequestId, usage: TokenUsage
+    ) -> Settlement | None:
+        return self._of(organization_id).settle(request_id, usage, self._now_ms())
+
+    async def cancel(self, organization_id: OrganizationId, request_id: RequestId) -> bool:
+        return self._of(organization_id).cancel(request_id, self._now_ms())
+
+    async def reap(self, organization_id: OrganizationId, most: int) -> Sequence[RequestId]:
+        return self._of(organization_id).reap(most, self._now_ms())
+
+    async def look(self, organization_id: OrganizationId, uses: Sequence[Use]) -> Sequence[int]:
+        books, now_ms = self._of(organization_id), self._now_ms()
+        return [whole(use.meter, books.standing(use.meter, now_ms)) for use in uses]
+
+    async def begin_epoch(
+        self, organization_id: OrganizationId, committed: Mapping[str, int], reservations: Sequence[Reservation]
+    ) -> None:
+        for each in reservations:
+            validate(each.ask)
+            if each.ask.organization_id != organization_id or len(each.reserved) != len(each.ask.uses):
+                raise ValueError(f"{each.ask.request_id} is no reservation of {organization_id}")
+        self._of(organization_id).begin_epoch(committed, reservations, self._now_ms())
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _of(self, organization_id: OrganizationId) -> Books:
+        books = self._books.get(organization_id)
+        if books is None:
+            books = self._books[organization_id] = Books()
+        return books

@@ -1,0 +1,3 @@
+-- Settle reservations whose leases have run out; answers which.
+
+return reap(args[3])
