@@ -94,12 +94,14 @@ class Books:
             self._forget(len(ask.uses) + 1, now_ms)
         return verdict
 
-    def raise_output(self, request_id: RequestId, wanted: int, now_ms: int) -> int | None:
+    def raise_output(self, request_id: RequestId, wanted: int, quotas: Sequence[Quota], now_ms: int) -> int | None:
         held = self.held.get(request_id)
         if held is None:
             return None
-        uses = held.ask.uses
-        granted = raised(held.ask, held.granted, held.reserved, self._standings(uses, now_ms), wanted)
+        changed = {quota.key: quota for quota in quotas}
+        uses = tuple(Use(changed.get(use.meter.key, use.meter), use.weights) for use in held.ask.uses)
+        ask = msgspec.structs.replace(held.ask, uses=uses)
+        granted = raised(ask, held.granted, held.reserved, self._standings(uses, now_ms), wanted)
         if granted > held.granted:
             costs = charges(uses, TokenUsage(held.ask.prompt_tokens, granted))
             reserved = list(held.reserved)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.domain.ids import OrganizationId, RequestId
 from gateway.domain.limits.admission import Ask, Reservation, Settlement, Verdict
-from gateway.domain.limits.meters import Use
+from gateway.domain.limits.meters import Quota, Use
 from gateway.domain.limits.rules import whole
 from gateway.domain.limits.validation import validate
 from gateway.domain.usage import TokenUsage
@@ -28,8 +28,10 @@ class MemoryLimits:
         validate(ask)
         return self._of(ask.organization_id).answer(ask, self._now_ms(), is_binding=True)
 
-    async def raise_output(self, organization_id: OrganizationId, request_id: RequestId, wanted: int) -> int | None:
-        return self._of(organization_id).raise_output(request_id, wanted, self._now_ms())
+    async def raise_output(
+        self, organization_id: OrganizationId, request_id: RequestId, wanted: int, quotas: Sequence[Quota] = ()
+    ) -> int | None:
+        return self._of(organization_id).raise_output(request_id, wanted, quotas, self._now_ms())
 
     async def report(
         self, organization_id: OrganizationId, outputs: Mapping[RequestId, int], lease_ms: int

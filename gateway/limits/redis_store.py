@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.domain.ids import OrganizationId, RequestId
 from gateway.domain.limits.admission import Ask, Reservation, Settlement, Verdict
-from gateway.domain.limits.meters import Use
+from gateway.domain.limits.meters import Quota, Use
 from gateway.domain.limits.validation import validate
 from gateway.domain.usage import TokenUsage
 from gateway.errors import LimitsUnavailable
@@ -94,8 +94,14 @@ class RedisLimits:
             self._doubt(ask)
             raise
 
-    async def raise_output(self, organization_id: OrganizationId, request_id: RequestId, wanted: int) -> int | None:
-        granted: int = await self._run(self._raise, prefix(organization_id), (), request_id, wanted)
+    async def raise_output(
+        self, organization_id: OrganizationId, request_id: RequestId, wanted: int, quotas: Sequence[Quota] = ()
+    ) -> int | None:
+        of = prefix(organization_id)
+        changed = {
+            of + quota_name(quota.key): (int(quota.is_shadow), quota.amount, int(quota.is_hard)) for quota in quotas
+        }
+        granted: int = await self._run(self._raise, of, (), request_id, wanted, changed)
         return None if granted < 0 else granted
 
     async def report(

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gateway.domain.ids import OrganizationId, RequestId
 from gateway.domain.limits.admission import Ask, Reservation, Settlement, Verdict
-from gateway.domain.limits.meters import Use
+from gateway.domain.limits.meters import Quota, Use
 from gateway.domain.usage import TokenUsage
 
 
@@ -19,10 +19,15 @@ class LimitStore(Protocol):
 
     async def admit(self, ask: Ask) -> Verdict: ...
 
-    async def raise_output(self, organization_id: OrganizationId, request_id: RequestId, wanted: int) -> int | None:
+    async def raise_output(
+        self, organization_id: OrganizationId, request_id: RequestId, wanted: int, quotas: Sequence[Quota] = ()
+    ) -> int | None:
         """Grow the output that the request may have, up to `wanted`, as far as its hard quotas allow.
 
         Returns what is granted now, never less than before; None if there is no such reservation.
+
+        Args:
+            quotas: those of the request that were changed since it was admitted, as they are now.
         """
 
     async def report(

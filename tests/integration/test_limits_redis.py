@@ -235,6 +235,16 @@ async def test_a_shadow_quota_says_what_it_would_have_refused(hub: Hub) -> None:
     assert verdict == Verdict(is_admitted=True, granted_output=70, binding=1, remaining=(-75, 0), shadow_refused=(0,))
 
 
+async def test_output_is_raised_as_far_as_a_quota_allows_that_was_changed_meanwhile(hub: Hub) -> None:
+    await hub.begin()
+    request, _ = await hub.admit(quota(100), prompt=10, most=20)
+
+    for amount, granted in ((60, 50), (130, 120), (40, 120)):
+        assert await hub.store.raise_output(hub.id, request, 500, [quota(amount)]) == granted
+    assert await hub.store.raise_output(hub.id, request, 500, [quota(1, is_hard=False)]) == 500
+    assert await hub.left(quota(600)) == [90]
+
+
 async def test_output_is_raised_as_far_as_hard_quotas_allow(hub: Hub) -> None:
     await hub.begin()
     uses = (quota(100), quota(10, "soft", is_hard=False), bucket(1_000))

@@ -188,10 +188,13 @@ class Gateways(RuleBasedStateMachine):
     def raise_one(self, request: Request, data: st.DataObject) -> None:
         most = min(request.granted + self.sizes.tokens, MOST_TOKENS - request.ask.prompt_tokens)
         wanted = data.draw(st.integers(0, most), "wanted")
-        quotas = request.exact_quotas
+        now = {use.meter.key: use.meter for use in self.uses() if isinstance(use.meter, Quota)}
+        changed = list(now.values()) if data.draw(st.booleans(), "as they are now") else []
+        quotas = [now.get(quota.key, quota) if changed else quota for quota in request.exact_quotas]
+        quotas = [quota for quota in quotas if quota.is_hard and not quota.is_shadow]
         before = [self.used(quota) for quota in quotas]
-        granted = self.reference.raise_output(request.ask.request_id, wanted)
-        self.all_say(granted, lambda store: store.raise_output(ORGANIZATION, request.ask.request_id, wanted))
+        granted = self.reference.raise_output(request.ask.request_id, wanted, changed)
+        self.all_say(granted, lambda store: store.raise_output(ORGANIZATION, request.ask.request_id, wanted, changed))
         if granted is not None:
             assert request.granted <= granted <= max(wanted, request.granted)
             assert all(self.used(quota) <= max(quota.amount, was) for quota, was in zip(quotas, before, strict=True))

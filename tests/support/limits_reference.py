@@ -159,16 +159,17 @@ class SlowLimits:
             self._begin(ask, verdict, now_ms)
         return verdict
 
-    def raise_output(self, request_id: RequestId, wanted: int) -> int | None:
+    def raise_output(self, request_id: RequestId, wanted: int, quotas: Sequence[Quota] = ()) -> int | None:
         story = self._runs(request_id)
         if story is None:
             return None
         if wanted > story.granted:
+            uses = [(use, next((q for q in quotas if q.key == use.meter.key), use.meter)) for use in story.ask.uses]
             story.granted = min(
                 (
-                    _most_output(story.ask, use, self.left(use.meter) + story.reserved(use), story.granted, wanted)
-                    for use in story.ask.uses
-                    if isinstance(use.meter, Quota) and _is_exact(use.meter)
+                    _most_output(story.ask, use, self.left(meter) + story.reserved(use), story.granted, wanted)
+                    for use, meter in uses
+                    if isinstance(meter, Quota) and _is_exact(meter)
                 ),
                 default=wanted,
             )

@@ -116,6 +116,15 @@ async def test_an_ask_that_breaks_its_rules_raises_before_anything_is_done(limit
 # Raising
 
 
+async def test_raising_goes_by_the_quotas_as_they_are_now(limits: Limits) -> None:
+    quota = next(meter for meter in ALL if isinstance(meter, Quota))
+    await limits.admit(ask(*ALL, max_output=10))
+
+    for amount, granted in ((60, 50), (130, 120), (40, 120)):
+        changed = msgspec.structs.replace(quota, amount=amount)
+        assert await limits.raise_output(ORGANIZATION, RequestId("r1"), 500, [changed]) == granted
+
+
 async def test_raising_takes_from_all_quotas_and_stops_where_the_hard_one_ends(limits: Limits) -> None:
     soft = Quota(key="soft", amount=25, is_hard=False)
     await limits.admit(ask(*ALL, soft, max_output=10))

@@ -1,6 +1,7 @@
 -- Raise the output that a request may have. Answers what is granted now, or -1 if there is no such reservation.
+-- changed: by key, a quota's IS_SHADOW, AMOUNT and RATE as they are now.
 
-local _, _, request, wanted = unpack(args)
+local _, _, request, wanted, changed = unpack(args)
 local held = reservation(request)
 if not held then
   return -1
@@ -9,8 +10,12 @@ local uses, reserved = held.uses, held.reserved
 local first, second = opened_all(uses)
 local granted = math.min(wanted, MOST_TOKENS - held.prompt)
 for i, use in ipairs(uses) do
-  if use[KIND] == QUOTA and use[RATE] == 1 and use[IS_SHADOW] == 0 then
-    local left = use[AMOUNT] - first[i] - second[i] + reserved[i]
+  local is_shadow, amount, is_hard = use[IS_SHADOW], use[AMOUNT], use[RATE]
+  if changed[use[KEY]] then
+    is_shadow, amount, is_hard = unpack(changed[use[KEY]])
+  end
+  if use[KIND] == QUOTA and is_hard == 1 and is_shadow == 0 then
+    local left = amount - first[i] - second[i] + reserved[i]
     granted = math.min(granted, most_output(use, held.prompt, left))
   end
 end
