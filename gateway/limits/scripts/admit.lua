@@ -90,17 +90,11 @@ local answer = { REFUSED, 0, binding, is_waiting and longest or -1, is_never, re
 if is_admitted then
   answer = { ADMITTED, granted, clamping, -1, 0, redis_now, #uses }
   for i, use in ipairs(uses) do
-    local kind = use[KIND]
-    if kind == BUCKET then
-      reserved[i] = taken(use, first[i], reserved[i])
-      first[i] = shifted(use, first[i], -reserved[i])
-    elseif kind == QUOTA then
+    if use[KIND] == QUOTA then
       reserved[i] = cost(use, prompt, 0, granted)
-      second[i] = second[i] + reserved[i]
-    else
-      first[i] = first[i] + 1
     end
   end
+  take_all(uses, first, second, reserved)
 end
 for i, use in ipairs(uses) do
   answer[#answer + 1] = remaining(use, first[i], second[i])

@@ -24,16 +24,8 @@ for _, item in ipairs(reservations) do
       use[KEY] = KEYS[indices[i]]
     end
     local first, second = opened_all(uses)
+    take_all(uses, first, second, reserved)
     for i, use in ipairs(uses) do
-      local kind = use[KIND]
-      if kind == BUCKET then
-        reserved[i] = taken(use, first[i], reserved[i])
-        first[i] = shifted(use, first[i], -reserved[i])
-      elseif kind == QUOTA then
-        second[i] = second[i] + reserved[i]
-      else
-        first[i] = first[i] + reserved[i]
-      end
       keep(use, first[i], second[i])
     end
     held.answer = { 1, held.granted, -1, -1, 0, 0, 0 }

@@ -163,6 +163,21 @@ local function taken(use, level, units)
   return math.min(units, math.floor(level / PARTS) + use[DEBT])
 end
 
+-- Take what an admitted request holds from all its meters, in place; what a debt does not take is no longer reserved.
+local function take_all(uses, first, second, reserved)
+  for i, use in ipairs(uses) do
+    local kind = use[KIND]
+    if kind == BUCKET then
+      reserved[i] = taken(use, first[i], reserved[i])
+      first[i] = shifted(use, first[i], -reserved[i])
+    elseif kind == QUOTA then
+      second[i] = second[i] + reserved[i]
+    else
+      first[i] = first[i] + reserved[i]
+    end
+  end
+end
+
 -- Reservations and what they count in live as long: no time that an organization is idle takes one without the other.
 local function hold(request, held, due_ms)
   redis.call('HSET', held_key, request, cmsgpack.pack(held))

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
-import pytest_asyncio
 import uvloop
 from databases import RedisServer
 from redis.asyncio import Redis
@@ -27,39 +26,6 @@ from gateway.limits.redis_store import ANSWER_S, RedisLimits
 
 SOON_S = ANSWER_S + 0.25
 """A busy machine taken into account."""
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"), free_port())
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest_asyncio.fixture
-async def store(redis: RedisServer, clock: Clock) -> AsyncIterator[RedisLimits]:
-    async with opened(redis.url, clock) as store:
-        yield store
-
-
-@pytest_asyncio.fixture
-async def raw(redis: RedisServer) -> AsyncIterator[Any]:
-    """redis-py's own client, to look behind the store's back."""
-    async with Redis.from_url(redis.url, decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
-def hub(store: RedisLimits, clock: Clock) -> Hub:
-    return Hub(store, clock)
 
 
 # What is lost
