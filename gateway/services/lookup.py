@@ -74,9 +74,10 @@ class RequestLookup:
             found = await self._look(request_id, team_id)
             if found is not None and found.team_id == team_id:
                 return found
-            if self._clock.monotonic() >= until_s:
+            left_s = until_s - self._clock.monotonic()
+            if left_s <= 0:
                 raise RequestNotFound(text)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(min(pause_s, left_s))
             pause_s *= 2
 
     async def _look(self, request_id: RequestId, team_id: TeamId) -> Found | None:

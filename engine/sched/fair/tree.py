@@ -165,9 +165,8 @@ class Tree:
         self._class_weights = dict(class_weights)
         self._num_nodes = 0
         self._by_id: dict[str, dict[Node, None]] = {}
-        self.waiting: OrderedDict[Node, None] = (
-            OrderedDict()
-        )  # leaves with seekers; who was asked for a claim goes last
+        # Leaves with seekers; who was asked for a claim in its turn goes last.
+        self.waiting: OrderedDict[Node, None] = OrderedDict()
         self.rescaled: dict[Node, None] = {}  # those whose least weight has changed; taken by who keeps such keys
 
     def enter(self, request: Request) -> Entry:
