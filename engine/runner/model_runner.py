@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.allocator import keep_freed_memory
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.decoder import Decoder
@@ -167,4 +168,5 @@ def build_runner(config: EngineConfig) -> LoadedRunner:
     with torch.inference_mode():
         decoder = Decoder(source, kernels, dtype, max_model_len)
     runner = ModelRunner(decoder, kernels, config=config, max_model_len=max_model_len)
+    keep_freed_memory()
     return LoadedRunner(runner=runner, model_config=source.config, max_model_len=max_model_len)

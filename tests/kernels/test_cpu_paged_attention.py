@@ -94,3 +94,23 @@ def test_each_token_has_the_same_bits_in_any_chunk_and_beside_any_neighbors(dtyp
         beside = _attend(filler, pool, chunks)[before : before + num]
 
         assert torch.equal(whole[start : start + num], beside), f"tokens {start}..{start + num}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("context", [1_500, 4_400, 9_000], ids=lambda n: f"{-(-n // cpu.TILE_TOKENS)}-tiles")
+def test_a_token_behind_many_tiles_has_the_same_bits_alone_and_in_a_crowd(context: int, dtype: torch.dtype) -> None:
+    """Sums over more than 16 tiles are taken in levels; how many there are must follow from the position alone."""
+    torch.manual_seed(3)
+    pool = _pool(1_200, dtype)
+    mine, other = _scattered(2, 9_200, 1_200)
+    start = context // cpu.QUERY_BLOCK_TOKENS * cpu.QUERY_BLOCK_TOKENS
+    query = (torch.randn(cpu.QUERY_BLOCK_TOKENS, HEADS, SIZE) * SIZE**-0.5).to(dtype)
+    whole = _attend(query, pool, [(start, len(query), mine)])
+
+    for size in (1, 3, 16, 40):
+        for at in (0, len(query) - size):
+            chunks: Chunks = [(start + 7, 1, other), (start + at, size, mine), (start, 30, other)]
+            filler = torch.randn(1 + size + 30, HEADS, SIZE).to(dtype)
+            filler[1 : 1 + size] = query[at : at + size]
+            beside = _attend(filler, pool, chunks)[1 : 1 + size]
+            assert torch.equal(whole[at : at + size], beside), f"{size} tokens at {at}"
