@@ -6,6 +6,8 @@ how it is cut carries no meaning.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from gateway.domain.usage import FinishReason
@@ -45,11 +47,20 @@ class TextDelta(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+Cause = Literal["quota_exceeded", "limits_unavailable"]
+"""A quota has no more, or for some time nobody could tell whether it has."""
+
+
 class ChoiceFinished(msgspec.Struct, frozen=True):
-    """A choice is complete."""
+    """A choice is complete.
+
+    Attributes:
+        cause: why it was cut, if it was for something that the caller did not ask for.
+    """
 
     choice: int
     reason: FinishReason
+    cause: Cause | None = None
 
 
 GenerationEvent = TextDelta | ChoiceFinished

@@ -43,6 +43,11 @@ def new_admin_token_id(now_ms: int) -> AdminTokenId:
     return AdminTokenId(_ordered("adm_", now_ms))
 
 
+def new_top_up_id(now_ms: int) -> str:
+    """Nothing else names one, so it has no type of its own."""
+    return _ordered("top_", now_ms)
+
+
 def _ordered(prefix: str, now_ms: int) -> str:
     """Ids sort by the time they were made at, so that paging by id is paging by age: 48 bits of time, 80 random."""
     return f"{prefix}{now_ms & 0xFFFF_FFFF_FFFF:012x}{secrets.token_hex(10)}"

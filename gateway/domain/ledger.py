@@ -8,11 +8,33 @@ from __future__ import annotations
 import msgspec
 
 from gateway.domain.ids import KeyId, OrganizationId, RequestId, TeamId
+from gateway.domain.limits.meters import Weights
 from gateway.domain.principal import RequestClass
 from gateway.domain.request import Endpoint
-from gateway.domain.usage import EngineTimings, Outcome
+from gateway.domain.usage import EngineTimings, Outcome, TokenUsage
 
 HOUR_MS = 3_600_000
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """A quota that a request counts for, in the period that it was admitted in.
+
+    Attributes:
+        key: of its meter, the period included.
+        ends_at_ms: of the period.
+    """
+
+    key: str
+    ends_at_ms: int
+    weights: Weights
+
+
+class Charge(msgspec.Struct, frozen=True, array_like=True):
+    """What a request has cost of a quota, in the quota's units."""
+
+    key: str
+    ends_at_ms: int
+    units: int
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +44,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         model: the one that answers; `requested_model` the name that was asked for.
         num_parts: engine requests it was handed over as; if there are several their ids are
             ``{request_id}-0``, ``{request_id}-1`` and so on, else the one has the request's own id.
+        price: what its tokens cost, by the prices of the moment; None if nobody has set any.
+        quotas: that it counts for.
     """
 
     request_id: RequestId
@@ -36,6 +60,16 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     request_class: RequestClass
     prompt_tokens: int
     num_parts: int = 1
+    price: Weights | None = None
+    quotas: tuple[Counted, ...] = ()
+
+    def cost_microusd(self, usage: TokenUsage) -> int:
+        """Rounded up once, over the whole request."""
+        return 0 if self.price is None else self.price.cost(usage)
+
+    def charges(self, usage: TokenUsage) -> tuple[Charge, ...]:
+        """Of each quota that it counts for."""
+        return tuple(Charge(each.key, each.ends_at_ms, each.weights.cost(usage)) for each in self.quotas)
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +84,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
         parked_us: with the other four it sums to the time from arrival in the engine to the end there.
         ttft_us: from arrival to first text; None if there was none, or it is not known.
         total_us: from arrival to the end; None if it is not known.
+        cost_microusd: by the prices at its admission; 0 if there were none.
+        charges: of each quota that it counted for.
     """
 
     request_id: RequestId
@@ -76,7 +112,9 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     engine_us: int
     ttft_us: int | None
     total_us: int | None
-    parked_us: int = 0  # journals of older versions do not have it
+    parked_us: int = 0  # journals of older versions do not have it, nor what follows
+    cost_microusd: int = 0
+    charges: tuple[Charge, ...] = ()
 
     @property
     def timings(self) -> EngineTimings:
@@ -98,6 +136,7 @@ class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     completion_tokens: int = 0
     engine_us: int = 0
+    cost_microusd: int = 0
 
 
 class HourlyUsage(msgspec.Struct, frozen=True, kw_only=True):

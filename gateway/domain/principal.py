@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 
 from gateway.domain.ids import KeyId, OrganizationId, TeamId
+from gateway.domain.limits.periods import DEFAULT_ZONE
+from gateway.domain.limits.policy import Limit, TopUp
 
 RequestClass = Literal["interactive", "standard", "batch"]
 
@@ -56,6 +58,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         models: the names that may be used; None is all. `endpoints` likewise.
         max_queue_depth: most requests of the key that wait for their first token; None is no bound.
         deadline_ms: of requests that set none.
+        limits, top_ups: of the organization, the team and the key; `time_zone` is that of the quotas' periods.
+        public_id: of the key, to look it up again.
     """
 
     organization_id: OrganizationId
@@ -70,6 +74,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: frozenset[str] | None = None
     max_queue_depth: int | None = None
     deadline_ms: int | None = None
+    limits: tuple[Limit, ...] = ()
+    top_ups: tuple[TopUp, ...] = ()
+    time_zone: str = DEFAULT_ZONE
+    public_id: str = ""
 
     def may_use(self, model: str) -> bool:
         """Whether the key's scope has a model's or alias's name."""

@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 
 from gateway.domain.ids import AdminTokenId, KeyId, OrganizationId, TeamId
+from gateway.domain.limits.periods import DEFAULT_ZONE
+from gateway.domain.limits.policy import Limit, TopUp
 from gateway.domain.principal import RequestClass
 from gateway.domain.request import Endpoint
 
@@ -19,11 +21,16 @@ Role = Literal["admin", "viewer"]
 
 
 class Organization(msgspec.Struct, frozen=True, kw_only=True):
-    """A customer of the hub. `weight` is its share among organizations; the name is unique."""
+    """A customer of the hub. `weight` is its share among organizations; the name is unique.
+
+    Attributes:
+        time_zone: that the days, weeks and months of its quotas go by.
+    """
 
     id: OrganizationId
     name: str
     weight: int = 1
+    time_zone: str = DEFAULT_ZONE
     created_at_ms: int
     disabled_at_ms: int | None = None
 
@@ -73,6 +80,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
         max_queue_depth: most requests of it that wait for their first token at a time in one gateway process; None is
             no bound.
         deadline_ms: of requests that set none; None is no deadline.
+        networks: addresses it may be used from, in CIDR notation; None is from everywhere.
     """
 
     id: KeyId
@@ -84,17 +92,25 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[Endpoint, ...] | None = None
     max_queue_depth: int | None = None
     deadline_ms: int | None = None
+    networks: tuple[str, ...] | None = None
     created_at_ms: int
     expires_at_ms: int | None = None
     revoked_at_ms: int | None = None
 
 
 class KeyHolder(msgspec.Struct, frozen=True):
-    """A key with those it belongs to."""
+    """A key with those it belongs to, and what they may use.
+
+    Attributes:
+        limits: of the organization, the team and the key, in this order.
+        top_ups: of their quotas, those of past periods left out.
+    """
 
     key: ApiKey
     team: Team
     organization: Organization
+    limits: tuple[Limit, ...] = ()
+    top_ups: tuple[TopUp, ...] = ()
 
 
 class AdminToken(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -70,22 +70,41 @@ class JournalTail:
     Args:
         is_finished: nobody writes it any more, so that a record which is cut off will never be whole.
         keeps_files: it is only looked at: no file is removed.
+        is_told: whether everybody who has to be told of a settled request has been; the file that says that it was
+            stays until then, so that whoever reads it next can tell them.
 
     Attributes:
         open: requests that are open after what was committed.
         damaged: numbers of files whose rest cannot be read.
     """
 
-    def __init__(self, folder: JournalFolder, writer_id: str, *, is_finished: bool, keeps_files: bool = False) -> None:
+    def __init__(
+        self,
+        folder: JournalFolder,
+        writer_id: str,
+        *,
+        is_finished: bool,
+        keeps_files: bool = False,
+        is_told: Callable[[RequestId], bool] = lambda _: True,
+    ) -> None:
         self.open: dict[RequestId, OpenRequest] = {}
         self.damaged: set[int] = set()
         self._folder = folder
         self._writer_id = writer_id
         self._is_finished = is_finished
         self._keeps_files = keeps_files
+        self._is_told = is_told
+        self._untold: dict[RequestId, int] = {}  # with the number of the file that says that it is settled
         self._number = 0
         self._offset = 0
         self._done: set[int] = set()  # files that are read to their end and still there
+
+    @property
+    def has_untold(self) -> bool:
+        """Somebody has still to be told of a request that is settled."""
+        if self._untold:
+            self._untold = {each: number for each, number in self._untold.items() if not self._is_told(each)}
+        return bool(self._untold)
 
     def read(self) -> Batch:
         """The next records; again the same ones if they were not committed. Raises `OSError`."""
@@ -113,18 +132,21 @@ class JournalTail:
                             request.completion_tokens, request.progress_segment = num_tokens, batch.number
                 case Closed(row=row):
                     self.open.pop(row.request_id, None)
+                    self._note_untold(row.request_id, batch.number)
         self._number, self._offset = batch.number, batch.offset
         self._remove_done()
 
     def close(self, request_ids: Collection[RequestId]) -> None:
         """These requests are in the ledger, though the journal does not say so. Raises `OSError`."""
         for request_id in request_ids:
-            self.open.pop(request_id, None)
+            if (request := self.open.pop(request_id, None)) is not None:
+                self._note_untold(request_id, request.segment)
         self._remove_done()
 
     def remove_all(self) -> None:
-        """Everything is read and nothing is open: the files go, but for damaged ones. Raises `OSError`."""
+        """Everything is read and told, and nothing is open: the files go, but for damaged ones. Raises `OSError`."""
         assert not self.open, "a journal with open requests stays"
+        assert not self.has_untold, "a journal that is still to be told of stays"
         for segment in self._folder.segments(self._writer_id):
             self._remove(segment)
 
@@ -162,10 +184,16 @@ class JournalTail:
         self._number, self._offset = number + 1, 0
         self._remove_done()
 
+    def _note_untold(self, request_id: RequestId, number: int) -> None:
+        if not self._is_told(request_id):
+            self._untold[request_id] = number
+
     def _remove_done(self) -> None:
         if not self._done or self._keeps_files:
             return
         needed = {number for each in self.open.values() for number in (each.segment, each.progress_segment)}
+        if self.has_untold:
+            needed.update(self._untold.values())
         for number in sorted(self._done - needed):
             self._remove(Segment(number, self._folder.segment_path(self._writer_id, number)))
             self._done.discard(number)

@@ -10,20 +10,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from gateway.domain.catalog import Alias, Model, ModelCard
+from gateway.domain.limits.policy import Price
 from gateway.domain.principal import Principal, RequestClass
 from gateway.errors import ModelNotFound
 from gateway.services.ports import Backend
 
 
 class Listing(NamedTuple):
-    """The catalogue, by name."""
+    """The catalogue, by name.
+
+    Attributes:
+        prices: of all models, in any order.
+    """
 
     models: Mapping[str, Model]
     aliases: Mapping[str, Alias]
+    prices: tuple[Price, ...] = ()
 
     @classmethod
-    def of(cls, models: Iterable[Model] = (), aliases: Iterable[Alias] = ()) -> Self:
-        return cls({model.name: model for model in models}, {alias.name: alias for alias in aliases})
+    def of(cls, models: Iterable[Model] = (), aliases: Iterable[Alias] = (), prices: Iterable[Price] = ()) -> Self:
+        return cls({model.name: model for model in models}, {alias.name: alias for alias in aliases}, tuple(prices))
 
 
 class Listings(Protocol):
@@ -36,8 +42,10 @@ class Listings(Protocol):
 class FixedListing:
     """Implements `Listings` with a catalogue that never changes. With an empty one models have their own names only."""
 
-    def __init__(self, models: Iterable[Model] = (), aliases: Iterable[Alias] = ()) -> None:
-        self._listing = Listing.of(models, aliases)
+    def __init__(
+        self, models: Iterable[Model] = (), aliases: Iterable[Alias] = (), prices: Iterable[Price] = ()
+    ) -> None:
+        self._listing = Listing.of(models, aliases, prices)
 
     async def listing(self) -> Listing:
         return self._listing
@@ -49,11 +57,13 @@ class Resolved(NamedTuple):
     Attributes:
         system_default: the system message of conversations that bring none.
         request_class: the highest class of requests under this name; None leaves it to key and request.
+        prices: of the model, past and future ones included.
     """
 
     model: str
     system_default: str | None = None
     request_class: RequestClass | None = None
+    prices: tuple[Price, ...] = ()
 
 
 class Catalog:
@@ -72,10 +82,13 @@ class Catalog:
             raise ModelNotFound(name)
         listing = await self._listings.listing()
         alias = self._alias(name, listing)
-        resolved = Resolved(name) if alias is None else Resolved(alias.model, alias.system_default, alias.request_class)
-        if _is_disabled(resolved.model, listing):
+        model = name if alias is None else alias.model
+        if _is_disabled(model, listing):
             raise ModelNotFound(name)
-        return resolved
+        prices = tuple(price for price in listing.prices if price.model == model)
+        if alias is None:
+            return Resolved(model, prices=prices)
+        return Resolved(model, alias.system_default, alias.request_class, prices)
 
     async def cards(self, principal: Principal) -> Sequence[ModelCard]:
         """What the principal may use: models as the backend lists them, then aliases by name. Raises `StorageDown`."""

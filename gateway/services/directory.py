@@ -1,4 +1,4 @@
-"""Who holds which key, and the catalogue, as this process knows them: asked of the storage, never too old.
+"""Who holds which key, within which limits, and the catalogue, as this process knows them: never too old.
 
 The storage counts changes in one number, the version. What was read at a version stays true while the version stays the
 same, so it is kept; and it is used only if the version was confirmed by a query sent within the last `MAX_AGE_S`. A
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from gateway.domain.tenancy import KeyHolder
 from gateway.errors import StorageDown
 from gateway.services.catalog import Listing
+from gateway.services.holders import read_holder
 from gateway.services.ports import Clock, Readiness
 from gateway.services.stores import ChangeFeed, Storage, Work
 
@@ -70,7 +71,7 @@ class Directory:
         return self._kept(public_id)
 
     async def find(self, public_id: str) -> KeyHolder | None:
-        """The holder of a key, None if there is no such key. Raises `StorageDown`."""
+        """The holder of a key with limits and top-ups, None if there is no such key. Raises `StorageDown`."""
         await self._be_sure()
         holder = self._kept(public_id)
         if holder is not None:
@@ -80,7 +81,7 @@ class Directory:
         return await self._once(f"key {public_id}", lambda: self._look_up(public_id))
 
     async def listing(self) -> Listing:
-        """Models and aliases. Raises `StorageDown`."""
+        """Models, aliases and prices. Raises `StorageDown`."""
         await self._be_sure()
         if self._listing is not None:
             return self._listing
@@ -143,7 +144,7 @@ class Directory:
 
     async def _look_up(self, public_id: str) -> KeyHolder | None:
         async def holder_of(work: Work) -> KeyHolder | None:
-            return await work.keys.holder(public_id)
+            return await read_holder(work, public_id, int(self._clock.time() * 1000))
 
         def keep(holder: KeyHolder | None) -> None:
             if holder is None:
@@ -156,7 +157,7 @@ class Directory:
 
     async def _load_listing(self) -> Listing:
         async def listing_of(work: Work) -> Listing:
-            return Listing.of(await work.catalog.models(), await work.catalog.aliases())
+            return Listing.of(await work.catalog.models(), await work.catalog.aliases(), await work.catalog.prices())
 
         def keep(listing: Listing) -> None:
             self._listing = listing

@@ -16,7 +16,7 @@ from typing import Protocol
 from gateway.domain.ids import RequestId
 from gateway.domain.ledger import LedgerRow, Opening
 from gateway.domain.record import RequestRecord
-from gateway.domain.usage import EngineTimings, Outcome, over_parts
+from gateway.domain.usage import EngineTimings, Outcome, TokenUsage, over_parts
 from gateway.errors import Unavailable
 from gateway.journal.records import MAX_PROGRESS, Closed, Opened, Progress
 from gateway.journal.writer import JournalFull, JournalWriter
@@ -208,17 +208,14 @@ class Recorders:
 
 def row_of(record: RequestRecord) -> LedgerRow:
     """The ledger's row of a settled request."""
-    usage = record.usage
     first_s = record.first_delta_s
     return _row(
         record.opening,
+        record.usage,
         closed_at_ms=record.closed_at_ms,
         outcome=record.outcome,
         finish_reason=record.finish_reason,
         error_code=record.error_code,
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
         timings=record.timings or _NO_TIMINGS,
         ttft_us=None if first_s is None else round(first_s * 1e6),
         total_us=round(record.total_s * 1e6),
@@ -255,15 +252,18 @@ def lost_row(
         finals: of its parts, as far as they are known.
         completion_tokens: that it had been told for certain; the engine's counts stand if they are more.
     """
+    usage = TokenUsage(
+        prompt_tokens=opening.prompt_tokens,
+        completion_tokens=max(sum(final.completion_tokens for final in finals), completion_tokens),
+        cached_tokens=min(sum(final.cached_tokens for final in finals), opening.prompt_tokens),
+    )
     return _row(
         opening,
+        usage,
         closed_at_ms=closed_at_ms,
         outcome="lost",
         finish_reason=",".join(dict.fromkeys(final.finish_reason for final in finals if final.finish_reason)),
         error_code=None,
-        prompt_tokens=opening.prompt_tokens,
-        cached_tokens=min(sum(final.cached_tokens for final in finals), opening.prompt_tokens),
-        completion_tokens=max(sum(final.completion_tokens for final in finals), completion_tokens),
         timings=over_parts([final.timings for final in finals]),
         ttft_us=None,
         total_us=None,
@@ -272,14 +272,12 @@ def lost_row(
 
 def _row(
     opening: Opening,
+    usage: TokenUsage,
     *,
     closed_at_ms: int,
     outcome: Outcome,
     finish_reason: str,
     error_code: str | None,
-    prompt_tokens: int,
-    cached_tokens: int,
-    completion_tokens: int,
     timings: EngineTimings,
     ttft_us: int | None,
     total_us: int | None,
@@ -299,9 +297,9 @@ def _row(
         outcome=outcome,
         finish_reason=finish_reason,
         error_code=error_code,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        completion_tokens=completion_tokens,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
         queue_us=timings.queue_us,
         prefill_us=timings.prefill_us,
         decode_us=timings.decode_us,
@@ -310,4 +308,6 @@ def _row(
         parked_us=timings.parked_us,
         ttft_us=ttft_us,
         total_us=total_us,
+        cost_microusd=opening.cost_microusd(usage),
+        charges=opening.charges(usage),
     )

@@ -6,7 +6,7 @@ Reads and writes go through a `Work`, one transaction: all of it happens or noth
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from gateway.domain.audit import AuditDraft, AuditEntry
 from gateway.domain.catalog import Alias, Model
 from gateway.domain.ids import AdminTokenId, KeyId, OrganizationId, TeamId
 from gateway.domain.ledger import HourlyUsage, LedgerRow, UsageTotals
+from gateway.domain.limits.policy import Limit, Price, Scope, TopUp
 from gateway.domain.tenancy import AdminToken, ApiKey, KeyHolder, Organization, RollEntry, Team
 
 
@@ -95,6 +96,44 @@ class CatalogStore(Protocol):
 
     async def remove_alias(self, name: str) -> None: ...
 
+    async def prices(self) -> Sequence[Price]:
+        """All, in order of model and time."""
+
+    async def add_price(self, price: Price) -> None:
+        """Raises `Conflict` if the model has another price from that very moment on."""
+
+
+class LimitPolicyStore(Protocol):
+    """What administrators have set (`domain.limits.policy`)."""
+
+    async def set(self, limit: Limit) -> None:
+        """Put it in place of the one with its scope, model and name, if there is one."""
+
+    async def remove(self, scope_id: str, model: str | None, name: str) -> bool:
+        """Whether there was one."""
+
+    async def get(self, scope_id: str, model: str | None, name: str) -> Limit | None: ...
+
+    async def of(self, scope_ids: Sequence[str]) -> Sequence[Limit]:
+        """All limits of these scopes: in the order of the scopes given, then by name, then by model."""
+
+    async def page(self, *, after: tuple[str, str, str], limit: int, scope: Scope | None = None) -> Sequence[Limit]:
+        """In order of scope_id, name, and model (empty for all models), those behind `after`."""
+
+    async def add_top_up(self, top_up: TopUp) -> None: ...
+
+    async def top_ups(self, scope_ids: Sequence[str], *, since_ms: int) -> Sequence[TopUp]:
+        """Of these scopes, created since then; in order of id."""
+
+    async def alert(self, key: str, percent: int, *, organization_id: OrganizationId, at_ms: int) -> bool:
+        """Keep that a quota (by its meter's key) has reached a percentage; whether that was new."""
+
+    async def alerts_of(self, keys: Sequence[str]) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """Of each of these quotas that has reached one: percent and at_ms, in any order."""
+
+    async def alerts(self, organization_id: OrganizationId, *, limit: int) -> Sequence[tuple[str, int, int]]:
+        """The newest first: key, percent, at_ms."""
+
 
 class AuditStore(Protocol):
     async def append(self, draft: AuditDraft) -> AuditEntry:
@@ -113,6 +152,13 @@ class LedgerStore(Protocol):
 
     async def rows(self, request_ids: Sequence[str]) -> Sequence[LedgerRow]:
         """Those of these requests that have one, in any order."""
+
+    async def committed(self, organization_id: OrganizationId, *, since_ms: int) -> Mapping[str, int]:
+        """Of each quota key of the organization whose period ends at `since_ms` or later: the sum of the charges of
+        all rows that are there (those not rolled up yet included)."""
+
+    async def committed_of(self, keys: Sequence[str]) -> Mapping[str, int]:
+        """The same of these quota keys; those that no row was charged for are left out."""
 
     async def roll_up(self, limit: int) -> int:
         """Add up to `limit` rows that are not in the hourly sums yet to them; how many it were.
@@ -155,14 +201,17 @@ class Work(Protocol):
     def catalog(self) -> CatalogStore: ...
 
     @property
+    def limits(self) -> LimitPolicyStore: ...
+
+    @property
     def audit(self) -> AuditStore: ...
 
     @property
     def ledger(self) -> LedgerStore: ...
 
     async def version(self) -> int:
-        """Counts the changes of organizations, teams, keys, models and aliases. Who read something at a version, and
-        sees the same version again, need not read it again."""
+        """Counts the changes of organizations, teams, keys, models, aliases, limits and prices. Who read something at a
+        version, and sees the same version again, need not read it again."""
 
     async def count_change(self) -> int:
         """Make the version one higher, when this transaction commits; the new one."""

@@ -1,4 +1,4 @@
-"""Models and aliases."""
+"""Models, aliases and prices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import msgspec
 from sqlalchemy import delete, insert, select, update
 
 from gateway.domain.catalog import Alias, Model
-from gateway.storage.tables import aliases, models
+from gateway.domain.limits.policy import Price
+from gateway.storage.tables import aliases, models, prices
 from gateway.storage.transaction import Transaction
 
 
@@ -46,3 +47,13 @@ class SqlCatalog:
 
     async def remove_alias(self, name: str) -> None:
         await self._transaction.run(delete(aliases).where(aliases.c.name == name))
+
+    async def prices(self) -> Sequence[Price]:
+        statement = select(prices).order_by(prices.c.model, prices.c.valid_from_ms)
+        return [Price(**row) for row in await self._transaction.rows(statement)]
+
+    async def add_price(self, price: Price) -> None:
+        statement = insert(prices).values(msgspec.structs.asdict(price))
+        await self._transaction.run_unique(
+            statement, f"There is a price of '{price.model}' from that moment on already."
+        )

@@ -19,6 +19,7 @@ from gateway.storage.catalog import SqlCatalog
 from gateway.storage.errors import UnusableDatabase
 from gateway.storage.keys import SqlKeys
 from gateway.storage.ledger import SqlLedger
+from gateway.storage.limits import SqlLimits
 from gateway.storage.tables import tenancy_version
 from gateway.storage.tenants import SqlOrganizations, SqlTeams
 from gateway.storage.transaction import Transaction, Turn, told_apart
@@ -38,6 +39,7 @@ class SqlWork:
         self.keys = SqlKeys(transaction)
         self.admin_tokens = SqlAdminTokens(transaction)
         self.catalog = SqlCatalog(transaction)
+        self.limits = SqlLimits(transaction)
         self.audit = SqlAudit(transaction)
         self.ledger = SqlLedger(transaction)
 

@@ -64,7 +64,7 @@ class SqlKeys:
 
 def _key_of(row: Mapping[str, Any]) -> ApiKey:
     fields = without_secret_columns(row)
-    for name in ("models", "endpoints"):
+    for name in ("models", "endpoints", "networks"):
         fields[name] = None if fields[name] is None else tuple(fields[name])
     return ApiKey(**fields)
 

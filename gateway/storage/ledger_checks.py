@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, or_, select, union_all
 from gateway.domain.principal import CLASSES
 from gateway.domain.request import Endpoint
 from gateway.domain.usage import Outcome
+from gateway.storage import quota_checks
 from gateway.storage.rollups import GROUP, SUMS, queued_rows_as_usage, rows_as_usage, total
 from gateway.storage.tables import hourly_usage, ledger, rollup_queue
 from gateway.storage.transaction import Transaction
@@ -27,6 +28,7 @@ _COUNTS = (
     "engine_us",
     "ttft_us",
     "total_us",
+    "cost_microusd",
 )
 
 
@@ -38,6 +40,8 @@ async def mismatches(transaction: Transaction) -> AsyncIterator[str]:
         yield sentence
     async for sentence in _wrong_sums(transaction):
         yield sentence
+    async for sentence in quota_checks.mismatches(transaction):
+        yield sentence
 
 
 async def _wrong_rows(transaction: Transaction) -> AsyncIterator[str]:
@@ -48,6 +52,7 @@ async def _wrong_rows(transaction: Transaction) -> AsyncIterator[str]:
         "its outcome is none that there is": ledger.c.outcome.not_in(get_args(Outcome)),
         "its endpoint is none that there is": ledger.c.endpoint.not_in(get_args(Endpoint)),
         "its class is none that there is": ledger.c.request_class.not_in(CLASSES),
+        "its charges are no list": quota_checks.has_no_list(transaction),
     }
     flags = [condition.label(what) for what, condition in impossible.items()]
     async for row in transaction.stream(select(ledger.c.request_id, *flags).where(or_(*impossible.values()))):

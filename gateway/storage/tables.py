@@ -16,6 +16,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     SmallInteger,
     Table,
     UniqueConstraint,
@@ -41,6 +42,7 @@ organizations = Table(
     Column("weight", Integer, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("disabled_at_ms", BigInteger),
+    Column("time_zone", PlainText, nullable=False, server_default="UTC"),
     UniqueConstraint("name"),
     CheckConstraint("weight >= 1", name="weight"),
 )
@@ -76,6 +78,7 @@ keys = Table(
     Column("created_at_ms", BigInteger, nullable=False),
     Column("expires_at_ms", BigInteger),
     Column("revoked_at_ms", BigInteger),
+    Column("networks", JSON(none_as_null=True)),
     UniqueConstraint("public_id"),
     Index(None, "team_id", "id"),  # pages of one team's keys
 )
@@ -113,6 +116,46 @@ aliases = Table(
     Column("created_at_ms", BigInteger, nullable=False),
 )
 
+# What administrators set holds for an organization, a team or a key, so `scope_id` refers to one of three tables. The
+# model '' is all models: a primary key has no null.
+limits = Table(
+    "limits",
+    metadata,
+    Column("scope", PlainText, nullable=False),
+    Column("scope_id", PlainText, nullable=False),
+    Column("model", PlainText, nullable=False),
+    Column("name", PlainText, nullable=False),
+    Column("rule", JSON, nullable=False),
+    Column("is_shadow", Boolean, nullable=False),
+    Column("changed_at_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("scope_id", "name", "model"),
+)
+
+top_ups = Table(
+    "top_ups",
+    metadata,
+    Column("id", PlainText, primary_key=True),
+    Column("scope", PlainText, nullable=False),
+    Column("scope_id", PlainText, nullable=False),
+    Column("model", PlainText, nullable=False),
+    Column("name", PlainText, nullable=False),
+    Column("period_id", PlainText, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("reason", PlainText, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Index(None, "scope_id", "created_at_ms"),
+)
+
+prices = Table(
+    "prices",
+    metadata,
+    Column("model", PlainText, primary_key=True),
+    Column("valid_from_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("prompt", BigInteger, nullable=False),
+    Column("cached", BigInteger, nullable=False),
+    Column("completion", BigInteger, nullable=False),
+)
+
 # The ledger and what is made from it have neither foreign keys nor checks: what a request has used goes in whatever
 # became of its team or key meanwhile, and one row that cannot be must not hold up the batch it comes in. `evenhand
 # ledger verify` looks for such rows instead.
@@ -144,6 +187,8 @@ ledger = Table(
     Column("ttft_us", BigInteger),
     Column("total_us", BigInteger),
     Column("parked_us", BigInteger, nullable=False, server_default="0"),
+    Column("cost_microusd", BigInteger, nullable=False, server_default="0"),
+    Column("charges", JSON(none_as_null=True)),  # of each: key, ends_at_ms, units; null if there are none
     Index(None, "closed_at_ms", "request_id"),
     Index(None, "team_id", "closed_at_ms", "request_id"),
 )
@@ -167,7 +212,29 @@ hourly_usage = Table(
     Column("cached_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("engine_us", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False, server_default="0"),
     Index(None, "team_id", "hour_ms"),
+)
+
+# The sums of the ledger rows' charges, one row for each quota and period.
+quota_usage = Table(
+    "quota_usage",
+    metadata,
+    Column("key", PlainText, primary_key=True),
+    Column("organization_id", PlainText, nullable=False),
+    Column("ends_at_ms", BigInteger, nullable=False),
+    Column("committed", BigInteger, nullable=False),
+    Index(None, "organization_id", "ends_at_ms"),
+)
+
+quota_alerts = Table(
+    "quota_alerts",
+    metadata,
+    Column("key", PlainText, primary_key=True),
+    Column("percent", Integer, primary_key=True, autoincrement=False),
+    Column("organization_id", PlainText, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Index(None, "organization_id", "at_ms"),
 )
 
 audit = Table(

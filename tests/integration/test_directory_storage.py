@@ -11,8 +11,11 @@ import msgspec
 import pytest
 from databases import PostgresServer
 from identity_kit import KEY, holder_of
+from storage_kit import limit, price, top_up
 
 from gateway.clock import SystemClock
+from gateway.domain.limits.periods import period_at, zone_named
+from gateway.domain.limits.policy import QuotaRule
 from gateway.domain.tenancy import KeyHolder
 from gateway.errors import StorageDown
 from gateway.services.directory import Directory
@@ -56,6 +59,42 @@ async def test_a_revocation_reaches_two_processes_in_time(storage: Database, dat
                 await asyncio.sleep(0.005)
             assert time.monotonic() - begun < BOUND_S
             assert directory.cached(ID) == expected
+    await other.close()
+
+
+async def test_a_limit_a_top_up_and_a_price_reach_two_processes_in_time(
+    storage: Database, database_url: str, tmp_path: Path
+) -> None:
+    await enter(storage)
+    other = Database.open(database_url, tmp_path)
+    directories = [Directory(storage, None, SystemClock()), Directory(other, None, SystemClock())]
+    now_ms = int(time.time() * 1000)
+    quota = QuotaRule(unit="tokens", period="month", amount=5)
+    limits = (
+        limit(scope_id=HOLDER.organization.id, rule=quota),
+        limit(scope="team", scope_id=HOLDER.team.id),
+        limit(scope="key", scope_id=HOLDER.key.id, model="m1"),
+    )
+    period_id = period_at("month", zone_named("UTC"), now_ms).id
+    added = top_up(scope_id=HOLDER.organization.id, period_id=period_id, created_at_ms=now_ms)
+    async with directories[0].running(), directories[1].running():
+        for directory in directories:
+            assert await directory.find(ID) == HOLDER
+            assert (await directory.listing()).prices == ()
+        async with storage.writing() as work:
+            for each in reversed(limits):
+                await work.limits.set(each)
+            await work.limits.add_top_up(added)
+            await work.limits.add_top_up(msgspec.structs.replace(added, id="past", period_id="2026-01"))
+            await work.catalog.add_price(price())
+            await work.count_change()
+        begun = time.monotonic()
+        expected = msgspec.structs.replace(HOLDER, limits=limits, top_ups=(added,))
+        for directory in directories:
+            while await directory.find(ID) != expected:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.005)
+            assert (await directory.listing()).prices == (price(),)
+            assert time.monotonic() - begun < BOUND_S
     await other.close()
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from client_kit import until
 from databases import PostgresServer
-from metering_kit import NOTHING_YET, NOW_MS, Clock, Finals, opening, record
+from metering_kit import MONEY_QUOTA, NOTHING_YET, NOW_MS, TOKEN_QUOTA, Clock, Finals, opening, record
 from metering_program import SystemClock
 from pydantic import SecretStr
-from sqlalchemy import delete, update
+from sqlalchemy import delete, insert, update
 
 from gateway.commands.ledger import verify
 from gateway.commands.migrate import run as migrate_command
@@ -30,7 +30,7 @@ from gateway.services.verification import LedgerReport, verify_ledger
 from gateway.settings import DatabaseSettings, Settings
 from gateway.storage.database import Database
 from gateway.storage.schema import migrate
-from gateway.storage.tables import audit, ledger
+from gateway.storage.tables import audit, ledger, quota_usage
 
 TEAM = opening("any").team_id
 
@@ -69,6 +69,17 @@ async def test_a_settled_request_is_in_the_ledger_within_a_second(storage: Datab
         assert SystemClock().monotonic() - began_s < 1
     async with storage.reading() as work:
         assert await work.ledger.rows(["a", "b"]) == [row_of(record(opening("a")))]
+
+
+async def test_what_is_settled_is_committed_of_its_quotas(storage: Database, books: Bookkeeping) -> None:
+    async with books.running():
+        settle(books, "a", "b")
+        settle(books, "long", prompt_tokens=1020)
+        await until_posted(storage, 3)
+    async with storage.reading() as work:
+        committed = await work.ledger.committed(opening("any").organization_id, since_ms=NOW_MS)
+        assert [sentence async for sentence in work.ledger.mismatches()] == []
+    assert committed == {TOKEN_QUOTA.key: 3 * 28 + 1000, MONEY_QUOTA.key: 3 * 19 + 500}
 
 
 @pytest.fixture
@@ -132,7 +143,7 @@ async def test_usage_is_by_hour_key_and_model_and_exact_up_to_now(storage: Datab
     assert [(each.hour_ms, each.totals.num_requests) for each in report.hours] == [(hour_ms - HOUR_MS, 1), (hour_ms, 2)]
     totals = report.totals
     assert (totals.num_requests, totals.prompt_tokens, totals.cached_tokens) == (3, 60, 48)
-    assert (totals.completion_tokens, totals.engine_us) == (24, 15)
+    assert (totals.completion_tokens, totals.engine_us, totals.cost_microusd) == (24, 15, 57)
     older = await reports.of_team(TEAM, from_ms=hour_ms - 30 * HOUR_MS, until_ms=hour_ms - 24 * HOUR_MS)
     assert older.totals.num_requests == 1
     for nobodys in (
@@ -214,9 +225,23 @@ def test_the_command_says_clean_or_what_it_found(
     assert migrate_command(settings, None) == 0
     assert verify(settings) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "clean"
+    asyncio.run(commit_what_nobody_used(database_url))
+    assert verify(settings) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "quota planted of org_1: 5 is committed, no ledger row was charged for it",
+        "1 findings",
+    ]
     (JournalFolder(tmp_path).path).mkdir()
     (JournalFolder(tmp_path).path / "0a-000001.journal.damaged").touch()
     assert verify(settings) == 1
     out = capsys.readouterr().out
     assert "0a-000001.journal.damaged is damaged" in out
-    assert out.splitlines()[-1] == "1 findings"
+    assert out.splitlines()[-1] == "2 findings"
+
+
+async def commit_what_nobody_used(url: str) -> None:
+    database = Database.open(url, Path("unused"))
+    async with database.migrating() as connection:
+        planted = {"key": "planted", "organization_id": "org_1", "ends_at_ms": NOW_MS, "committed": 5}
+        await connection.execute(insert(quota_usage).values(planted))
+    await database.close()

@@ -9,22 +9,25 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from pydantic import SecretStr
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
-from storage_kit import organization
+from storage_kit import charge, key, ledger_row, limit, organization, price, team, top_up
 
 from gateway.commands import migrate as command
+from gateway.domain.ids import TeamId
+from gateway.domain.tenancy import KeyHolder
 from gateway.settings import DatabaseSettings, Settings
 from gateway.storage.database import Database
 from gateway.storage.errors import SchemaError
 from gateway.storage.schema import current, migrate
 from gateway.storage.tables import metadata
 
-NEWEST = "0002"
+NEWEST = "0003"
 ROOT = Path(__file__).parents[2]
 
 MIGRATE = """
@@ -130,6 +133,73 @@ async def test_what_the_first_version_has_written_and_still_writes_was_never_par
         assert len(await work.ledger.rows(["before", "after"])) == 2
 
 
+AS_0002 = """
+INSERT INTO organizations (id, name, weight, created_at_ms) VALUES ('org_{n}', '{n}', 2, 3);
+INSERT INTO teams (id, organization_id, name, weight, created_at_ms) VALUES ('team_{n}', 'org_{n}', '{n}', 1, 3);
+INSERT INTO keys (id, team_id, name, public_id, digest, pepper_id, default_class, created_at_ms)
+    VALUES ('key_{n}', 'team_{n}', '{n}', 'public_{n}', '', 'p', 'batch', 3);
+INSERT INTO ledger (request_id, opened_at_ms, closed_at_ms, organization_id, team_id, key_id, model, requested_model,
+    endpoint, stream, request_class, outcome, finish_reason, prompt_tokens, cached_tokens, completion_tokens, queue_us,
+    prefill_us, decode_us, preempted_us, engine_us, parked_us)
+    VALUES ('req_{n}', 1, 2, 'org_{n}', 'team_{n}', 'key_{n}', 'm', 'm', 'chat', true, 'batch', 'finished', 'stop',
+    5, 4, 3, 10, 20, 30, 40, 50, 60);
+INSERT INTO hourly_usage (hour_ms, organization_id, team_id, key_id, model, num_requests, prompt_tokens, cached_tokens,
+    completion_tokens, engine_us)
+    VALUES (0, 'org_{n}', 'team_{n}', 'key_{n}', 'm', 1, 5, 4, 3, 50)
+"""
+"""What a gateway of revision 0002 writes, naming the columns it knows."""
+
+
+async def test_what_the_second_version_has_written_and_still_writes_cost_nothing(empty: Database) -> None:
+    await migrate(empty, "0002")
+    async with empty.migrating() as connection:
+        for statement in AS_0002.split(";"):
+            await connection.execute(text(statement.format(n="before")))
+    await migrate(empty, "0003")
+    async with empty.migrating() as connection:
+        for statement in AS_0002.split(";"):
+            await connection.execute(text(statement.format(n="after")))
+
+    for n in ("before", "after"):
+        async with empty.reading() as work:
+            holder = await work.keys.holder(f"public_{n}")
+            (row,) = await work.ledger.rows([f"req_{n}"])
+            (hour,) = await work.ledger.hourly(from_ms=0, until_ms=1, team_id=TeamId(f"team_{n}"), limit=9)
+            assert [sentence async for sentence in work.ledger.mismatches()] == []
+        assert holder is not None
+        assert (holder.organization.time_zone, holder.organization.weight, holder.key.networks) == ("UTC", 2, None)
+        assert (row.cost_microusd, row.charges, row.parked_us, row.engine_us) == (0, (), 60, 50)
+        assert (hour.totals.cost_microusd, hour.totals.engine_us) == (0, 50)
+
+
+async def test_going_back_to_the_second_version_keeps_what_that_has_room_for(empty: Database) -> None:
+    await migrate(empty, "0002")
+    before = await describe(empty)
+    await migrate(empty, "0003")
+    charged = ledger_row(1, cost_microusd=7, charges=(charge("quota", 5),))
+    async with empty.writing() as work:
+        await work.organizations.add(organization(time_zone="Asia/Kolkata"))
+        await work.teams.add(team())
+        await work.keys.add(key(networks=("10.0.0.0/8",)))
+        await work.limits.set(limit())
+        await work.limits.add_top_up(top_up())
+        await work.limits.alert("quota", 80, organization_id=organization().id, at_ms=1)
+        await work.catalog.add_price(price())
+        await work.ledger.post([charged, ledger_row(2)])
+        await work.ledger.roll_up(1)
+
+    assert await migrate(empty, "0002") == "0002"
+    assert await describe(empty) == before
+    assert await migrate(empty, "0003") == "0003"
+    async with empty.reading() as work:
+        assert await work.keys.holder(key().secret.public_id) == KeyHolder(key(), team(), organization())
+        assert await work.limits.of([organization().id]) == []
+        assert await work.catalog.prices() == []
+        free = [msgspec.structs.replace(each, cost_microusd=0, charges=()) for each in (ledger_row(2), charged)]
+        assert await work.ledger.page(after="", limit=9) == free
+        assert [sentence async for sentence in work.ledger.mismatches()] == []
+
+
 def differences(connection: Connection) -> list[Any]:
     options = {"compare_type": True, "compare_server_default": True}
     return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
@@ -173,8 +243,8 @@ async def test_a_newer_database_is_refused_and_left_alone(storage: Database) -> 
 
 
 async def test_an_unknown_revision_is_refused(storage: Database) -> None:
-    with pytest.raises(SchemaError, match="no revision '0003x'; there are base, 0001, 0002 and head"):
-        await migrate(storage, "0003x")
+    with pytest.raises(SchemaError, match="no revision '0004x'; there are base, 0001, 0002, 0003 and head"):
+        await migrate(storage, "0004x")
 
 
 async def test_a_migration_that_fails_leaves_nothing(empty: Database) -> None:

@@ -25,6 +25,7 @@ def sums_of(rows: list[LedgerRow]) -> UsageTotals:
         cached_tokens=sum(row.cached_tokens for row in rows),
         completion_tokens=sum(row.completion_tokens for row in rows),
         engine_us=sum(row.engine_us for row in rows),
+        cost_microusd=sum(row.cost_microusd for row in rows),
     )
 
 
@@ -245,6 +246,7 @@ async def test_every_way_in_which_sums_can_be_wrong_is_found(storage: Database) 
 
     def off(n: int, sign: str) -> str:
         sums = {"num_requests": 1, "prompt_tokens": 10 * n, "cached_tokens": n, "completion_tokens": n, "engine_us": 5}
+        sums["cost_microusd"] = 7 * n
         return _off(n, ", ".join(f"{sign}{value} {name}" for name, value in sums.items()))
 
     assert found == [

@@ -7,7 +7,22 @@ import asyncio
 import msgspec
 import pytest
 from sqlalchemy.exc import StatementError
-from storage_kit import NOW_MS, admin_token, draft, key, model, organization, secret, team, with_team
+from storage_kit import (
+    NOW_MS,
+    admin_token,
+    charge,
+    draft,
+    key,
+    ledger_row,
+    limit,
+    model,
+    organization,
+    price,
+    secret,
+    team,
+    top_up,
+    with_team,
+)
 
 from gateway.domain.catalog import Alias
 from gateway.domain.ids import OrganizationId, TeamId
@@ -27,7 +42,7 @@ HOSTILE = [
 
 
 async def test_an_organization_comes_back_as_it_was_kept(storage: Database) -> None:
-    kept = organization(weight=7, disabled_at_ms=NOW_MS + 1)
+    kept = organization(weight=7, time_zone="America/Argentina/Buenos_Aires", disabled_at_ms=NOW_MS + 1)
     async with storage.writing() as work:
         await work.organizations.add(kept)
 
@@ -39,7 +54,7 @@ async def test_an_organization_comes_back_as_it_was_kept(storage: Database) -> N
 
 
 async def test_an_organization_is_replaced_as_a_whole(storage: Database) -> None:
-    changed = organization(name="renamed", weight=2, disabled_at_ms=5)
+    changed = organization(name="renamed", weight=2, time_zone="Europe/Berlin", disabled_at_ms=5)
     async with storage.writing() as work:
         await work.organizations.add(organization(1))
         await work.organizations.add(organization(2))
@@ -111,10 +126,11 @@ async def test_a_key_comes_back_with_those_it_belongs_to(storage: Database) -> N
         endpoints=("chat",),
         max_queue_depth=3,
         deadline_ms=4_000_000_000,
+        networks=("10.0.0.0/8", "2001:db8::/32"),
         expires_at_ms=NOW_MS + 1,
         revoked_at_ms=NOW_MS + 2,
     )
-    nothing = key(3, models=(), endpoints=())
+    nothing = key(3, models=(), endpoints=(), networks=())
     async with storage.writing() as work:
         for each in (bare, full, nothing):
             await work.keys.add(each)
@@ -128,7 +144,7 @@ async def test_a_key_comes_back_with_those_it_belongs_to(storage: Database) -> N
 
 async def test_a_key_and_a_token_are_replaced_as_a_whole(storage: Database) -> None:
     await with_team(storage)
-    changed_key = key(name="other", secret=secret(9), models=("m",), revoked_at_ms=1)
+    changed_key = key(name="other", secret=secret(9), models=("m",), networks=("::1/128",), revoked_at_ms=1)
     changed_token = admin_token(name="other", role="viewer", revoked_at_ms=1)
     async with storage.writing() as work:
         await work.keys.add(key())
@@ -244,6 +260,10 @@ async def test_text_is_only_text(storage: Database, text: str) -> None:
     kept_team = team(name=text, id=TeamId(text), organization_id=OrganizationId(text))
     kept_key = key(name=text, team_id=TeamId(text), models=(text, ""))
     kept_alias = Alias(name=text, model=text, system_default=text, created_at_ms=1)
+    kept_limit = limit(scope_id=text, model=text)
+    kept_top_up = top_up(id=text, scope_id=text, model=text, name=text, period_id=text, reason=text)
+    kept_price = price(model=text)
+    kept_row = ledger_row(charges=(charge(text, 1),), organization_id=OrganizationId(text))
     kept_draft = draft(actor=text, source=text, request_id=text, action=text, object_id=text, before=text, after=text)
     async with storage.writing() as work:
         await work.organizations.add(kept_organization)
@@ -252,6 +272,11 @@ async def test_text_is_only_text(storage: Database, text: str) -> None:
         await work.admin_tokens.add(admin_token(name=text))
         await work.catalog.enter_model(model(text))
         await work.catalog.add_alias(kept_alias)
+        await work.catalog.add_price(kept_price)
+        await work.limits.set(kept_limit)
+        await work.limits.add_top_up(kept_top_up)
+        assert await work.limits.alert(text, 80, organization_id=OrganizationId(text), at_ms=1)
+        await work.ledger.post([kept_row])
         entry = await work.audit.append(kept_draft)
 
     async with storage.reading() as work:
@@ -261,6 +286,14 @@ async def test_text_is_only_text(storage: Database, text: str) -> None:
         assert await work.keys.holder(text) is None
         assert await work.admin_tokens.get(admin_token().id) == admin_token(name=text)
         assert await work.catalog.aliases() == [kept_alias]
+        assert await work.catalog.prices() == [kept_price]
+        assert await work.limits.get(text, text, kept_limit.name) == kept_limit
+        assert await work.limits.of([text]) == [kept_limit]
+        assert await work.limits.top_ups([text], since_ms=0) == [kept_top_up]
+        assert await work.limits.alerts(OrganizationId(text), limit=9) == [(text, 80, 1)]
+        assert await work.ledger.rows([kept_row.request_id]) == [kept_row]
+        assert await work.ledger.committed(OrganizationId(text), since_ms=0) == {text: 1}
+        assert [sentence async for sentence in work.ledger.mismatches()] == []
         assert await work.audit.page(after=0, limit=9) == [entry]
         assert await work.teams.page(after=text, limit=9) == []
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from gateway.domain.ids import KeyId, OrganizationId, RequestId, TeamId
-from gateway.domain.ledger import LedgerRow, Opening
+from gateway.domain.ledger import Charge, Counted, LedgerRow, Opening
+from gateway.domain.limits.meters import TOKENS, Weights
 from gateway.domain.principal import Principal
 from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.usage import EngineTimings, Outcome, TokenUsage
@@ -26,6 +27,11 @@ PRINCIPAL = Principal(
     organization="acme",
     team="red",
 )
+
+
+PRICE = Weights(prompt=500_000, cached=50_000, output=2_000_000)
+TOKEN_QUOTA = Counted("quota-tokens/month:org_1:2030-03:", NOW_MS + 1_000_000_000, TOKENS)
+MONEY_QUOTA = Counted("quota-microusd/day:team_1:2030-03-17:scripted", NOW_MS + 10_000_000, PRICE)
 
 
 class Told:
@@ -49,6 +55,7 @@ class OwnRequests:
 
 
 def opening(name: str, *, prompt_tokens: int = 20, num_parts: int = 1, opened_at_ms: int = NOW_MS) -> Opening:
+    """It has a price, and counts for a quota of tokens and one of money."""
     return Opening(
         request_id=RequestId(name),
         opened_at_ms=opened_at_ms,
@@ -62,6 +69,8 @@ def opening(name: str, *, prompt_tokens: int = 20, num_parts: int = 1, opened_at
         request_class="interactive",
         prompt_tokens=prompt_tokens,
         num_parts=num_parts,
+        price=PRICE,
+        quotas=(TOKEN_QUOTA, MONEY_QUOTA),
     )
 
 
@@ -135,6 +144,8 @@ class MemoryStorage:
 
     Attributes:
         rows: the ledger.
+        before_reading: awaited when the next one begins to read.
+        alerts: what administrators were told of quotas: key and percent.
         num_conflicts: rows that were posted again with other values, and left alone.
         is_down: transactions raise `StorageDown`.
         crash_before, crash_after: the commit with this number (from 1) does not come about, or comes about and nobody
@@ -144,6 +155,8 @@ class MemoryStorage:
     def __init__(self) -> None:
         self.rows: dict[str, LedgerRow] = {}
         self.queue: list[str] = []
+        self.alerts: list[tuple[str, int]] = []
+        self.before_reading: list[Callable[[], Awaitable[None]]] = []
         self.num_conflicts = 0
         self.num_posts = 0
         self.num_commits = 0
@@ -155,14 +168,16 @@ class MemoryStorage:
     async def reading(self) -> AsyncIterator[Any]:
         if self.is_down:
             raise StorageDown
-        yield SimpleNamespace(ledger=_Ledger(self, {}))
+        while self.before_reading:
+            await self.before_reading.pop()()
+        yield SimpleNamespace(ledger=_Ledger(self, {}), limits=_Alerts(self))
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[Any]:
         if self.is_down:
             raise StorageDown
         new: dict[str, LedgerRow] = {}
-        yield SimpleNamespace(ledger=_Ledger(self, new))
+        yield SimpleNamespace(ledger=_Ledger(self, new), limits=_Alerts(self))
         self.num_commits += 1
         if self.num_commits == self.crash_before:
             raise Crash
@@ -193,6 +208,32 @@ class _Ledger:
     async def present(self, request_ids: Iterable[str]) -> set[str]:
         return set(request_ids) & self._storage.rows.keys()
 
+    async def committed(self, organization_id: str, *, since_ms: int) -> dict[str, int]:
+        rows = [row for row in self._storage.rows.values() if row.organization_id == organization_id]
+        return _sums(charge for row in rows for charge in row.charges if charge.ends_at_ms >= since_ms)
+
+    async def committed_of(self, keys: Sequence[str]) -> dict[str, int]:
+        rows = self._storage.rows.values()
+        return _sums(charge for row in rows for charge in row.charges if charge.key in keys)
+
     async def roll_up(self, limit: int) -> int:
         rolled, self._storage.queue = self._storage.queue[:limit], self._storage.queue[limit:]
         return len(rolled)
+
+
+class _Alerts:
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+
+    async def alert(self, key: str, percent: int, *, organization_id: str, at_ms: int) -> bool:
+        if (key, percent) in self._storage.alerts:
+            return False
+        self._storage.alerts.append((key, percent))
+        return True
+
+
+def _sums(charges: Iterable[Charge]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for charge in charges:
+        sums[charge.key] = sums.get(charge.key, 0) + charge.units
+    return sums

@@ -7,7 +7,8 @@ from typing import Any
 from gateway.domain.audit import AuditDraft
 from gateway.domain.catalog import Model
 from gateway.domain.ids import AdminTokenId, KeyId, OrganizationId, RequestId, TeamId
-from gateway.domain.ledger import HOUR_MS, LedgerRow
+from gateway.domain.ledger import HOUR_MS, Charge, LedgerRow
+from gateway.domain.limits.policy import Limit, Price, RequestRate, TopUp
 from gateway.domain.tenancy import AdminToken, ApiKey, Organization, Secret, Team
 from gateway.storage.database import Database
 
@@ -60,6 +61,47 @@ def model(name: str = "m1", **fields: Any) -> Model:
     return Model(**{"name": name, "created_at_ms": NOW_MS} | fields)
 
 
+def limit(n: int = 1, **fields: Any) -> Limit:
+    """Of organization n, if nothing is said."""
+    defaults: dict[str, Any] = {
+        "scope": "organization",
+        "scope_id": f"org_{n:04}",
+        "rule": RequestRate(amount=n, period="minute"),
+        "changed_at_ms": NOW_MS + n,
+    }
+    return Limit(**defaults | fields)
+
+
+def top_up(n: int = 1, **fields: Any) -> TopUp:
+    defaults: dict[str, Any] = {
+        "id": f"top_{n:04}",
+        "scope": "organization",
+        "scope_id": "org_0001",
+        "name": "quota-tokens/month",
+        "period_id": "2024-10",
+        "amount": n,
+        "reason": f"reason {n}",
+        "created_at_ms": NOW_MS + n,
+    }
+    return TopUp(**defaults | fields)
+
+
+def price(n: int = 1, **fields: Any) -> Price:
+    defaults: dict[str, Any] = {
+        "model": "m1",
+        "valid_from_ms": NOW_MS + n,
+        "prompt": 10 * n,
+        "cached": n,
+        "completion": 20 * n,
+    }
+    return Price(**defaults | fields)
+
+
+def charge(key: str, units: int, **fields: Any) -> Charge:
+    """Its quota's period ends a day after `NOW_MS`."""
+    return Charge(**{"key": key, "ends_at_ms": NOW_MS + 24 * HOUR_MS, "units": units} | fields)
+
+
 def draft(n: int = 1, **fields: Any) -> AuditDraft:
     defaults: dict[str, Any] = {
         "at_ms": NOW_MS + n,
@@ -75,7 +117,8 @@ def draft(n: int = 1, **fields: Any) -> AuditDraft:
 
 
 def ledger_row(n: int = 1, **fields: Any) -> LedgerRow:
-    """Row n: 10 n prompt tokens, of which n are cached, and n of the completion; closed n ms after `NOW_MS`."""
+    """Row n: 10 n prompt tokens, of which n are cached, and n of the completion, at 7 n micro-USD; closed n ms after
+    `NOW_MS`."""
     defaults: dict[str, Any] = {
         "request_id": RequestId(f"req_{n:06}"),
         "opened_at_ms": NOW_MS,
@@ -102,6 +145,7 @@ def ledger_row(n: int = 1, **fields: Any) -> LedgerRow:
         "engine_us": 5,
         "ttft_us": None,
         "total_us": 7,
+        "cost_microusd": 7 * n,
     }
     return LedgerRow(**defaults | fields)
 

