@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ SETTLED_KEPT_MS = 600_000
 REAPED_KEPT_MS = 3_600_000
 MOST_KEPT = 50_000
 """Ended requests of an organization, settled and reaped ones each; then the oldest are forgotten before their time."""
+STAGED_MS = 600_000
 BUCKET_IDLE_MS = 7 * 86_400_000
 """A bucket that nobody touched for so long is forgotten if it is full."""
 QUOTA_IDLE_MS = 40 * 86_400_000
@@ -39,6 +40,11 @@ class _KeptQuota(msgspec.Struct):
     is_told: bool = False
 
 
+class _View(msgspec.Struct):
+    at_ms: int
+    amounts: dict[str, int]
+
+
 class _Held(msgspec.Struct):
     """A request that was admitted and has not ended.
 
@@ -46,6 +52,7 @@ class _Held(msgspec.Struct):
         reserved: of each use.
         reported: its output as last told.
         looked_at_ms: when its lease is looked at next, not after it runs out; the only entry in the heap that counts.
+        heard_at_ms: when its owner was last heard of it; None if it has been spared since.
     """
 
     ask: Ask
@@ -53,8 +60,10 @@ class _Held(msgspec.Struct):
     granted: int
     reserved: tuple[int, ...]
     reported: int
+    lease_ms: int
     expires_at_ms: int
     looked_at_ms: int
+    heard_at_ms: int | None
 
 
 class _Ended(msgspec.Struct):
@@ -69,17 +78,30 @@ class Books:
 
     Invariants: a quota's `reserved` and a lease's count are the sums over `held`. In `settled` and `reaped` those that
     are forgotten first come first.
+
+    Attributes:
+        back_at_ms: when it was last asked again after a silence of more than half a lease.
     """
 
     def __init__(self) -> None:
         self.is_begun = False
+        self.asked_at_ms: int | None = None
+        self.lease_ms = 0
+        self.back_at_ms: int | None = None
         self.buckets: OrderedDict[str, _KeptBucket] = OrderedDict()
         self.quotas: OrderedDict[str, _KeptQuota] = OrderedDict()
         self.leases: dict[str, int] = {}
         self.held: dict[RequestId, _Held] = {}
+        self.staged: dict[str, _View] = {}
         self.looks: list[tuple[int, RequestId]] = []
         self.settled: OrderedDict[RequestId, _Ended] = OrderedDict()
         self.reaped: OrderedDict[RequestId, _Ended] = OrderedDict()
+
+    def note_asked(self, now_ms: int) -> None:
+        """To be called with every question: nobody may have been able to report while there was none."""
+        if self.asked_at_ms is not None and 2 * (now_ms - self.asked_at_ms) > self.lease_ms:
+            self.back_at_ms = now_ms
+        self.asked_at_ms = now_ms
 
     def answer(self, ask: Ask, now_ms: int, *, is_binding: bool) -> Verdict:
         known = self.held.get(ask.request_id) or self._ended(ask.request_id)
@@ -100,6 +122,8 @@ class Books:
             return None
         changed = {quota.key: quota for quota in quotas}
         uses = tuple(Use(changed.get(use.meter.key, use.meter), use.weights) for use in held.ask.uses)
+        if not self.is_begun and any(is_exact(use.meter) for use in uses):
+            return held.granted  # what is committed is not known
         ask = msgspec.structs.replace(held.ask, uses=uses)
         granted = raised(ask, held.granted, held.reserved, self._standings(uses, now_ms), wanted)
         if granted > held.granted:
@@ -113,16 +137,16 @@ class Books:
             held.granted = granted
         return held.granted
 
-    def report(self, outputs: Mapping[RequestId, int], expires_at_ms: int) -> list[RequestId]:
+    def report(self, outputs: Mapping[RequestId, int], lease_ms: int, now_ms: int) -> list[RequestId]:
         missing: list[RequestId] = []
         for request_id, output in outputs.items():
             held = self.held.get(request_id)
             if held is None:
                 missing.append(request_id)
                 continue
-            held.reported = output
-            held.expires_at_ms = expires_at_ms
-            if expires_at_ms < held.looked_at_ms:
+            self.lease_ms = held.lease_ms = lease_ms
+            held.reported, held.heard_at_ms, held.expires_at_ms = output, now_ms, now_ms + lease_ms
+            if held.expires_at_ms < held.looked_at_ms:
                 self._look_at(held)
         return missing
 
@@ -160,7 +184,13 @@ class Books:
 
     def reap(self, most: int, now_ms: int) -> list[RequestId]:
         reaped: list[RequestId] = []
-        while len(reaped) < most and (held := self._expired(now_ms)) is not None:
+        for _ in range(most):
+            held = self._expired(now_ms)
+            if held is None:
+                break
+            if self._is_spared(held, now_ms):
+                self._look_at(held)
+                continue
             del self.held[held.ask.request_id]
             self._settle(held, TokenUsage(held.ask.prompt_tokens, held.reported), now_ms, was_reaped=True)
             reaped.append(held.ask.request_id)
@@ -177,21 +207,62 @@ class Books:
             case Lease():
                 return meter.limit - self.leases.get(meter.key, 0)
 
-    def begin_epoch(self, committed: Mapping[str, int], reservations: Sequence[Reservation], now_ms: int) -> None:
+    def begin_epoch(
+        self,
+        committed: Mapping[str, int],
+        reservations: Sequence[Reservation],
+        settled: Collection[RequestId],
+        now_ms: int,
+        *,
+        view: str,
+        is_whole: bool,
+    ) -> None:
         """The first who comes tells all that is committed, what was settled before it included. Later ones are heard of
         quotas that nobody told of and nothing is committed to: new ones."""
-        for key, amount in committed.items():
-            quota = self._quota(key, now_ms)
-            if not self.is_begun or not (quota.is_told or quota.committed):
-                quota.committed = amount
-            quota.is_told = True
-        self.is_begun = True
+        self._stage(view, committed, now_ms)
+        if is_whole:
+            self._tell(self.staged.pop(view).amounts, settled, now_ms)
         for each in reservations:
             ask = each.ask
             if ask.request_id not in self.held and self._ended(ask.request_id) is None:
                 verdict = Verdict(is_admitted=True, granted_output=each.granted_output)
                 self._hold(ask, verdict, each.reserved, now_ms)
                 self.held[ask.request_id].reported = each.reported_output
+
+    def _stage(self, view: str, committed: Mapping[str, int], now_ms: int) -> None:
+        self.staged = {name: kept for name, kept in self.staged.items() if now_ms - kept.at_ms < STAGED_MS}
+        kept = self.staged.setdefault(view, _View(now_ms, {}))
+        kept.at_ms = now_ms
+        kept.amounts.update(committed)
+
+    def _tell(self, committed: Mapping[str, int], settled: Collection[RequestId], now_ms: int) -> None:
+        counted: set[str] = set()
+        for key, amount in committed.items():
+            quota = self._quota(key, now_ms)
+            if not self.is_begun and quota.committed > amount:
+                counted.add(key)
+            elif not self.is_begun or not (quota.is_told or quota.committed):
+                quota.committed = amount
+            quota.is_told = True
+        if not self.is_begun:
+            for request_id in settled:
+                held = self.held.get(request_id)
+                if held is not None and not any(use.meter.key in counted for use in held.ask.uses):
+                    self._drop(held, now_ms)
+            self.is_begun = True
+
+    def _drop(self, held: _Held, now_ms: int) -> None:
+        """It is part of what is committed; what its buckets were charged has to do for them."""
+        del self.held[held.ask.request_id]
+        uses, reserved = held.ask.uses, held.reserved
+        nothing = (0,) * len(uses)
+        for use, units in zip(uses, reserved, strict=True):
+            if not isinstance(use.meter, Bucket):  # which a charge of nothing would clip to what it was at admission
+                self._change([use], [units], [0], [0], now_ms)
+        charged = tuple(0 if isinstance(use.meter, Lease) else units for use, units in zip(uses, reserved, strict=True))
+        settlement = Settlement(charged=charged, forgiven=nothing)
+        ended = _Ended(uses, held.verdict, settlement, now_ms + SETTLED_KEPT_MS)
+        self._bury(self.settled, held.ask.request_id, ended, now_ms)
 
     def _standings(self, uses: Sequence[Use], now_ms: int) -> list[int]:
         return [self.standing(use.meter, now_ms) for use in uses]
@@ -210,8 +281,9 @@ class Books:
                 self._quota(key, now_ms).reserved += units
             else:
                 self.leases[key] = self.leases.get(key, 0) + units
-        expires_at_ms = now_ms + ask.lease_ms
-        held = _Held(ask, verdict, verdict.granted_output, tuple(taken), 0, expires_at_ms, expires_at_ms)
+        self.lease_ms, due_ms = ask.lease_ms, now_ms + ask.lease_ms
+        granted = verdict.granted_output
+        held = _Held(ask, verdict, granted, tuple(taken), 0, ask.lease_ms, due_ms, due_ms, now_ms)
         self.held[ask.request_id] = held
         self._look_at(held)
 
@@ -284,6 +356,14 @@ class Books:
                 return held
             self._look_at(held)
         return None
+
+    def _is_spared(self, held: _Held, now_ms: int) -> bool:
+        """Whether the lease has another whole time to run since the silence after which nothing was heard yet; once."""
+        back, heard = self.back_at_ms, held.heard_at_ms
+        if back is None or heard is None or heard >= back or back + held.lease_ms <= now_ms:
+            return False
+        held.heard_at_ms, held.expires_at_ms = None, back + held.lease_ms
+        return True
 
     def _ended(self, request_id: RequestId) -> _Ended | None:
         return self.settled.get(request_id) or self.reaped.get(request_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gateway.domain.ids import OrganizationId, RequestId
 from gateway.domain.limits.admission import Ask, Reservation, Settlement, Verdict
@@ -36,7 +36,7 @@ class MemoryLimits:
     async def report(
         self, organization_id: OrganizationId, outputs: Mapping[RequestId, int], lease_ms: int
     ) -> Sequence[RequestId]:
-        return self._of(organization_id).report(outputs, self._now_ms() + lease_ms)
+        return self._of(organization_id).report(outputs, lease_ms, self._now_ms())
 
     async def settle(
         self, organization_id: OrganizationId, request_id: RequestId, usage: TokenUsage
@@ -54,13 +54,31 @@ class MemoryLimits:
         return [whole(use.meter, books.standing(use.meter, now_ms)) for use in uses]
 
     async def begin_epoch(
-        self, organization_id: OrganizationId, committed: Mapping[str, int], reservations: Sequence[Reservation]
-    ) -> None:
+        self,
+        organization_id: OrganizationId,
+        committed: Mapping[str, int],
+        reservations: Sequence[Reservation],
+        *,
+        view: str = "",
+        settled: Collection[RequestId] = (),
+        is_whole: bool = True,
+    ) -> bool:
         for each in reservations:
             validate(each.ask)
             if each.ask.organization_id != organization_id or len(each.reserved) != len(each.ask.uses):
                 raise ValueError(f"{each.ask.request_id} is no reservation of {organization_id}")
-        self._of(organization_id).begin_epoch(committed, reservations, self._now_ms())
+        books = self._of(organization_id)
+        books.begin_epoch(committed, reservations, settled, self._now_ms(), view=view, is_whole=is_whole)
+        return books.is_begun
+
+    async def held(self, organization_id: OrganizationId) -> Sequence[RequestId]:
+        return list(self._of(organization_id).held)
+
+    async def born_ms(self) -> int | None:
+        return None
+
+    async def age_ms(self) -> int | None:
+        return None
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -69,4 +87,5 @@ class MemoryLimits:
         books = self._books.get(organization_id)
         if books is None:
             books = self._books[organization_id] = Books()
+        books.note_asked(self._now_ms())
         return books

@@ -45,10 +45,17 @@ class Line:
     def is_up(self) -> bool:
         return self._wire is not None and not self._wire.is_lost
 
+    @property
+    def run_id(self) -> str:
+        """Of the Redis at the other end: another one in each of its lives."""
+        return "" if self._wire is None else self._wire.run_id
+
     async def connect(self) -> None:
         """Raises OSError, TimeoutError. Goes on if whoever waits for it gives up."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
+            # Whoever waits may have given up by then; asyncio would complain that nobody heard of the failure.
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._connecting)
 
     def call(self, *words: bytes | str | int) -> asyncio.Future[Any]:
@@ -112,6 +119,7 @@ class Line:
 class _Wire(asyncio.Protocol):
     def __init__(self, answer_s: float) -> None:
         self.is_lost = False
+        self.run_id = ""
         self._answer_s = answer_s
         self._loop = asyncio.get_running_loop()
         self._gone = self._loop.create_future()
@@ -124,20 +132,21 @@ class _Wire(asyncio.Protocol):
         self._ahead_ms = -math.inf
 
     async def greet(self, address: Any) -> None:
-        """Say who we are, and ask for the time."""
+        """Say who we are, and ask for the time and who is there."""
         calls: list[tuple[str | int, ...]] = []
         if address.password:
             calls.append(("AUTH", address.username or "default", address.password))
         if address.db:
             calls.append(("SELECT", address.db))
-        calls.append(("TIME",))
+        calls += [("INFO", "server"), ("TIME",)]
         answers: list[Any] = await asyncio.gather(*(self.ask(_packed(call)) for call in calls), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, ErrorReply):
                 raise ConnectionRefusedError(f"Redis takes no calls from us: {answer}")
             if isinstance(answer, BaseException):
                 raise answer
-        seconds, us = answers[-1]
+        *_, info, (seconds, us) = answers
+        self.run_id = next((line[7:].decode() for line in info.splitlines() if line.startswith(b"run_id:")), "")
         self.heard_ms(int(seconds) * 1000 + int(us) // 1000)
 
     def ask(self, packed: bytes) -> asyncio.Future[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,8 @@ ANSWER_S = 0.15
 FAILURES = 5
 PAUSE_S = 0.5
 MOST_DOUBTFUL = 10_000
+STATES = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN")
+"""Of a Redis that says no to every script; in an error reply."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _log = logging.getLogger(__name__)
@@ -37,6 +39,9 @@ class RedisLimits:
     not know it, or does not let us call one so. Of an organization that nobody asks for, everything but its epoch is
     gone after 40 days. A thousand reservations in one `begin_epoch` or `report` keep Redis busy for 0.05 to 0.2 s; if
     that is too long for an answer, it is done all the same, and may be asked for again.
+
+    What is committed is known for one life of one Redis (`run_id` of INFO, which has to be allowed): one that was
+    started anew, or has taken the place of another, may have an older state, so it is told again, whatever it has.
 
     An answer to `admit` may be lost: Redis pauses, a connection breaks, the caller is cancelled. Nobody then knows
     whether there is a reservation, and the request is refused. Redis' clock being known from earlier answers, a script
@@ -63,6 +68,7 @@ class RedisLimits:
         self._breaker = breaker or Breaker(FAILURES, PAUSE_S)
         self._now_ms = now_ms
         self._calls_by_digest = True
+        self._told: set[tuple[str, str]] = set()
         self._doubtful: dict[RequestId, OrganizationId] = {}
         self._clearing: asyncio.Task[None] | None = None
         self._admit = load("admit")
@@ -73,10 +79,12 @@ class RedisLimits:
         self._reap = load("reap")
         self._look = load("look")
         self._begin = load("begin")
+        self._held = load("held")
+        self._age = load("age")
 
     @property
     def is_down(self) -> bool:
-        """Redis did not answer lately, and has not since."""
+        """Redis did not answer lately, or said no, and has not run a script since."""
         return self._breaker.is_open
 
     async def check(self, ask: Ask) -> Verdict:
@@ -101,7 +109,7 @@ class RedisLimits:
         changed = {
             of + quota_name(quota.key): (int(quota.is_shadow), quota.amount, int(quota.is_hard)) for quota in quotas
         }
-        granted: int = await self._run(self._raise, of, (), request_id, wanted, changed)
+        granted: int = await self._run(self._raise, of, ("epoch",), request_id, wanted, changed)
         return None if granted < 0 else granted
 
     async def report(
@@ -133,9 +141,16 @@ class RedisLimits:
         return left
 
     async def begin_epoch(
-        self, organization_id: OrganizationId, committed: Mapping[str, int], reservations: Sequence[Reservation]
-    ) -> None:
-        names = {"epoch": 3, "told": 4}
+        self,
+        organization_id: OrganizationId,
+        committed: Mapping[str, int],
+        reservations: Sequence[Reservation],
+        *,
+        view: str = "",
+        settled: Collection[RequestId] = (),
+        is_whole: bool = True,
+    ) -> bool:
+        names = {"epoch": 3, "told": 4, f"staged:{view}": 5}
         """With their index among the keys."""
 
         def index(name: str) -> int:
@@ -157,13 +172,29 @@ class RedisLimits:
                 "reserved": each.reserved,
             }
             running.append((ask.request_id, ask.lease_ms, held, [index(name) for name, _ in uses]))
-        await self._run(self._begin, prefix(organization_id), tuple(names), amounts, running)
+        of, ended = prefix(organization_id), list(settled)
+        return bool(await self._run(self._begin, of, tuple(names), amounts, running, ended, int(is_whole)))
+
+    async def held(self, organization_id: OrganizationId) -> Sequence[RequestId]:
+        held = await self._run(self._held, prefix(organization_id), ())
+        return [RequestId(request_id.decode()) for request_id in held]
+
+    async def born_ms(self) -> int | None:
+        return (await self._life())[0]
+
+    async def age_ms(self) -> int | None:
+        return (await self._life())[1]
 
     async def close(self) -> None:
         if self._clearing is not None:
             self._clearing.cancel()
             await asyncio.gather(self._clearing, return_exceptions=True)
         await self._line.close()
+
+    async def _life(self) -> tuple[int, int]:
+        """When it began, and how long ago that is."""
+        born_ms, age_ms = await self._run(self._age, prefix(OrganizationId("")), ("begun",))
+        return born_ms, age_ms
 
     async def _asked(self, ask: Ask, *, is_trial: int) -> Verdict:
         validate(ask)
@@ -200,28 +231,37 @@ class RedisLimits:
                     await self._line.connect()
                     answer = await self._evaluate(script, keys, arguments)
         except ErrorReply as e:
-            self._breaker.succeeded()
             if "READONLY" in str(e):  # it is a replica by now; the address may lead to another one
                 self._line.drop()
-            _log.error("Redis does not run %s.lua: %s", script.name, e)
+            kind = script.name, str(e).partition(" ")[0]
+            if not any(state in str(e) for state in STATES) and kind not in self._told:
+                self._told.add(kind)
+                _log.error("Redis does not run %s.lua: %s", script.name, e)
+            self._failed(ticket, e)
             raise LimitsUnavailable from e
         except OSError as e:
-            was_down = self._breaker.is_open
-            self._breaker.failed(ticket)
-            if self._breaker.is_open and not was_down:
-                _log.warning("Redis does not answer, so limits cannot be checked: %s", e)
+            self._failed(ticket, e)
             raise LimitsUnavailable from e
         except BaseException:
             self._breaker.left(ticket)
             raise
+        if self._breaker.is_open:
+            _log.warning("Redis answers again, so limits are checked")
         self._breaker.succeeded()
         if self._doubtful and self._clearing is None:
             self._clearing = asyncio.create_task(self._clear())
         return answer
 
+    def _failed(self, ticket: int, e: Exception) -> None:
+        was_down = self._breaker.is_open
+        self._breaker.failed(ticket)
+        if self._breaker.is_open and not was_down:
+            says = "says no" if isinstance(e, ErrorReply) else "does not answer"
+            _log.warning("Redis %s, so limits cannot be checked: %s", says, e)
+
     async def _evaluate(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         now_ms = 0 if self._now_ms is None else self._now_ms()
-        packed_arguments = _encode((now_ms, self._line.latest_ms(), *arguments))
+        packed_arguments = _encode((now_ms, self._line.latest_ms(), self._line.run_id, *arguments))
         words: tuple[int | str | bytes, ...] = (len(keys), *keys, packed_arguments)
         if self._calls_by_digest:
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from gateway.domain.ids import OrganizationId, RequestId
@@ -24,7 +24,8 @@ class LimitStore(Protocol):
     ) -> int | None:
         """Grow the output that the request may have, up to `wanted`, as far as its hard quotas allow.
 
-        Returns what is granted now, never less than before; None if there is no such reservation.
+        Returns what is granted now, never less than before; None if there is no such reservation. Of an organization
+        that is lost nothing is granted that a hard quota might not have.
 
         Args:
             quotas: those of the request that were changed since it was admitted, as they are now.
@@ -48,18 +49,52 @@ class LimitStore(Protocol):
         """The engine has done nothing for the request: everything is given back. False if there was no reservation."""
 
     async def reap(self, organization_id: OrganizationId, most: int) -> Sequence[RequestId]:
-        """Settle up to `most` reservations whose leases have run out; which they were."""
+        """Look at up to `most` reservations whose leases have run out, and settle those that are not spared
+        (`Settlement`); which they were."""
 
     async def look(self, organization_id: OrganizationId, uses: Sequence[Use]) -> Sequence[int]:
         """What each has left (`Verdict.remaining`) at the moment."""
 
     async def begin_epoch(
-        self, organization_id: OrganizationId, committed: Mapping[str, int], reservations: Sequence[Reservation]
-    ) -> None:
+        self,
+        organization_id: OrganizationId,
+        committed: Mapping[str, int],
+        reservations: Sequence[Reservation],
+        *,
+        view: str = "",
+        settled: Collection[RequestId] = (),
+        is_whole: bool = True,
+    ) -> bool:
         """Make known again what a store has lost: committed amounts by quota key, and what runs. Until it is called for
         an organization that has hard quotas, `check` and `admit` answer `is_lost` if one is among the uses.
 
-        Called by several processes at once, or again: amounts are taken once, reservations that are there stay.
+        Called by several processes at once, or again: amounts are taken once, reservations that are there stay. Amounts
+        and what is settled go together, so both are taken of one view: of whoever comes first with its whole.
+
+        Of an organization that was not lost, but never had a hard quota, the store has counted all the same. So the
+        larger is taken of what is told and what was counted; and where more was counted, which the ledger lacks as yet,
+        those among `settled` that count for the quota run on, for their owners to settle. That is exact if the store
+        has counted all of the period. If it had been lost in it, what it has settled since that is not in the view is
+        missing until the period ends.
+
+        Returns whether the organization is known now.
+
+        Args:
+            view: of the ledger, from which amounts and `settled` come; another one in every process and at every try.
+            settled: reservations that are part of the committed amounts already: if this begins the epoch they end
+                without being committed again.
+            is_whole: else more is to come of this view. Its amounts are put aside until then, for ten minutes at most;
+                reservations are made known at once.
         """
+
+    async def held(self, organization_id: OrganizationId) -> Sequence[RequestId]:
+        """The requests that have reservations, in any order."""
+
+    async def born_ms(self) -> int | None:
+        """When the store was first asked this since it was lost, by its own clock: another answer means that it was
+        lost meanwhile. None if no other process can use it."""
+
+    async def age_ms(self) -> int | None:
+        """How long ago that is."""
 
     async def close(self) -> None: ...

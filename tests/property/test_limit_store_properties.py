@@ -161,6 +161,21 @@ class LimitMachine(Gateways):
                 self.end(request, data)
         self.now_ms += ms
 
+    @precondition(lambda self: self.own())
+    @rule(
+        data=st.data(),
+        ms=st.sampled_from([LEASE_MS // 2 + 1, LEASE_MS, 60_000, 400_000]),
+        late_ms=st.integers(0, LEASE_MS - 1),
+    )
+    def stores_are_silent(self, data: st.DataObject, ms: int, late_ms: int) -> None:
+        """Whoever reports within a lease of their answering again has lost nothing, though others ask before: so what
+        it uses in the end was never given away."""
+        missing = set(self.tell())
+        for passed_ms in (ms, late_ms):
+            self.now_ms += passed_ms
+            self.ask_for(self.new_ask(data), is_checked=False)
+        assert set(self.tell()) == missing
+
     @rule(data=st.data())
     def limits_are_edited(self, data: st.DataObject) -> None:
         meters = st.lists(st.sampled_from(list(self.meters.values())), min_size=1, max_size=3, unique=True)
@@ -191,11 +206,16 @@ class LimitMachine(Gateways):
         crashed = [request for request in self.requests.values() if request.has_crashed]
         self.end(data.draw(st.sampled_from(crashed), "recovered"), data)
 
-    @rule(data=st.data(), later=st.sampled_from([False, False, True]))
-    def stores_lose_all(self, data: st.DataObject, later: bool) -> None:
+    @rule(data=st.data(), is_noticed=st.booleans(), later=st.sampled_from([False, False, True]))
+    def stores_lose_all(self, data: st.DataObject, is_noticed: bool, later: bool) -> None:
         for subject in self.subjects:
             self.run(subject.lose())
         self.reference = SlowLimits()
+        if is_noticed:
+            # Gateways make their requests known again, and these go on without an epoch.
+            known = self.reservations()
+            self.all_begin({}, known[: data.draw(st.integers(0, len(known)), "made known at once")], is_whole=False)
+            self.requests_go_on(data)
         if not later:
             self.make_known(data)
 
@@ -224,6 +244,12 @@ class LimitMachine(Gateways):
         for use, left in zip(uses, looked, strict=True):
             if isinstance(use.meter, Bucket):
                 assert -use.meter.max_debt <= left <= use.meter.capacity
+
+    @invariant()
+    def those_are_held_that_run(self) -> None:
+        expected = sorted(self.reference.held())
+        for subject in self.subjects:
+            assert sorted(self.run(subject.store.held(ORGANIZATION))) == expected, type(subject).__name__
 
     @invariant()
     def what_is_committed_is_what_the_ledger_has(self) -> None:

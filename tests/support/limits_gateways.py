@@ -180,10 +180,16 @@ class Gateways(RuleBasedStateMachine):
             assert all(used <= was for used, was in zip(after, before, strict=True))
         if data is not None and data.draw(st.booleans(), "settled again"):
             self.store_settles(request.ask.request_id, TokenUsage(3, 3))
-        for use in request.ask.uses:
-            if isinstance(use.meter, Quota):
-                self.ledger[use.meter.key] += cost(use.weights, usage)
-        del self.requests[request.ask.request_id]
+        self.enter_in_ledger(request, usage)
+
+    def tell(self) -> list[RequestId]:
+        """Every gateway reports; the requests that have no reservation."""
+        outputs = {}
+        for request in self.own():
+            outputs[request.ask.request_id] = request.reported = request.output
+        missing = self.reference.report(outputs, LEASE_MS, self.now_ms)
+        self.all_say(missing, lambda store: store.report(ORGANIZATION, outputs, LEASE_MS))
+        return missing
 
     def raise_one(self, request: Request, data: st.DataObject) -> None:
         most = min(request.granted + self.sizes.tokens, MOST_TOKENS - request.ask.prompt_tokens)
@@ -217,17 +223,52 @@ class Gateways(RuleBasedStateMachine):
             story = self.reference.stories.get(request.ask.request_id)
             if request.has_crashed or (story is not None and story.status == "reaped"):
                 self.end(request, data)
+        settled = {} if data is None else self.make_known_before(data)
         reservations = self.reservations()
         first, again = len(reservations), 0
         if data is not None:
             first = data.draw(st.integers(0, len(reservations)), "made known first")
             again = data.draw(st.integers(0, first), "made known twice")
-        self.all_begin(dict(self.ledger), reservations[:first])
-        self.all_begin({key: units + 5 for key, units in self.ledger.items()}, reservations[again:])
+        self.all_begin(dict(self.ledger), reservations[:first], view="first", settled=list(settled))
+        self.all_begin(
+            {key: units + 5 for key, units in self.ledger.items()},
+            reservations[again:],
+            view="late",
+            settled=["nobody"],
+        )
+        for request_id, usage in settled.items():
+            self.store_settles(request_id, usage)
 
-    def all_begin(self, amounts: dict[str, int], reservations: list[Reservation]) -> None:
-        self.reference.begin_epoch(amounts, reservations, self.now_ms)
-        self.all_say(None, lambda store: store.begin_epoch(ORGANIZATION, amounts, reservations))
+    def make_known_before(self, data: st.DataObject) -> dict[RequestId, TokenUsage]:
+        """In parts, while the organization is lost, with amounts that are not the last; which of the requests have
+        ended meanwhile and are in the ledger already, and with what usage."""
+        if self.reference.is_begun:
+            return {}
+        known = self.reservations()
+        known = known[: data.draw(st.integers(0, len(known)), "made known before the epoch")]
+        half = len(known) // 2
+        for part in (known[:half], known[half:]):
+            self.all_begin(dict.fromkeys(self.ledger, 3), part, view="first", is_whole=False)
+            self.all_begin(dict.fromkeys(self.ledger, 4), [], view="another", is_whole=False)
+        settled: dict[RequestId, TokenUsage] = {}
+        for each in self.own():
+            story = self.reference.stories.get(each.ask.request_id)
+            if story is None or story.status != "runs" or data.draw(st.booleans(), "runs on"):
+                continue
+            output = data.draw(st.integers(each.output, each.granted), "output in the ledger")
+            usage = settled[each.ask.request_id] = TokenUsage(each.ask.prompt_tokens, output)
+            self.enter_in_ledger(each, usage)
+        return settled
+
+    def all_begin(self, amounts: dict[str, int], reservations: list[Reservation], **options: Any) -> None:
+        is_begun = self.reference.begin_epoch(amounts, reservations, self.now_ms, **options)
+        self.all_say(is_begun, lambda store: store.begin_epoch(ORGANIZATION, amounts, reservations, **options))
+
+    def enter_in_ledger(self, request: Request, usage: TokenUsage) -> None:
+        for use in request.ask.uses:
+            if isinstance(use.meter, Quota):
+                self.ledger[use.meter.key] += cost(use.weights, usage)
+        del self.requests[request.ask.request_id]
 
     def reservations(self) -> list[Reservation]:
         return [

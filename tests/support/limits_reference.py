@@ -7,7 +7,7 @@ rules in `gateway` are not used. Nobody is forgotten: ask for no request later t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, floor
@@ -47,6 +47,9 @@ class Story:
     expires_at_ms: int
     taken: dict[str, int]
     """Of each bucket."""
+    heard_at_ms: int = 0
+    lease_ms: int = 0
+    is_spared: bool = False
     reported: int = 0
     status: Literal["runs", "settled", "reaped"] = "runs"
     settlement: Settlement | None = None
@@ -70,6 +73,10 @@ class SlowLimits:
     committed: list[tuple[str, int]] = field(default_factory=list)
     is_begun: bool = False
     told: set[str] = field(default_factory=set)
+    asked: list[int] = field(default_factory=list)
+    staged: dict[str, dict[str, int]] = field(default_factory=dict)
+    lease_ms: int = 0
+    back_at_ms: int = 0
 
     # What stands where
 
@@ -117,7 +124,13 @@ class SlowLimits:
 
     # The store's methods
 
+    def note_asked(self, now_ms: int) -> None:
+        if self.asked and now_ms - self.asked[-1] > self.lease_ms / 2:
+            self.back_at_ms = now_ms
+        self.asked.append(now_ms)
+
     def check(self, ask: Ask, now_ms: int) -> Verdict:
+        self.note_asked(now_ms)
         story = self.stories.get(ask.request_id)
         if story is not None:
             return story.verdict
@@ -163,8 +176,10 @@ class SlowLimits:
         story = self._runs(request_id)
         if story is None:
             return None
+        uses = [(use, next((q for q in quotas if q.key == use.meter.key), use.meter)) for use in story.ask.uses]
+        if not self.is_begun and any(_is_exact(meter) for _, meter in uses):
+            return story.granted
         if wanted > story.granted:
-            uses = [(use, next((q for q in quotas if q.key == use.meter.key), use.meter)) for use in story.ask.uses]
             story.granted = min(
                 (
                     _most_output(story.ask, use, self.left(meter) + story.reserved(use), story.granted, wanted)
@@ -176,13 +191,16 @@ class SlowLimits:
         return story.granted
 
     def report(self, outputs: Mapping[RequestId, int], lease_ms: int, now_ms: int) -> list[RequestId]:
+        self.note_asked(now_ms)
         for request_id, output in outputs.items():
             story = self._runs(request_id)
             if story is not None:
-                story.reported, story.expires_at_ms = output, now_ms + lease_ms
+                story.reported = output
+                self._hear(story, lease_ms, now_ms)
         return [request_id for request_id in outputs if self._runs(request_id) is None]
 
     def settle(self, request_id: RequestId, usage: TokenUsage, now_ms: int) -> Settlement | None:
+        self.note_asked(now_ms)
         story = self.stories.get(request_id)
         if story is None:
             return None
@@ -194,6 +212,7 @@ class SlowLimits:
         return story.settlement
 
     def cancel(self, request_id: RequestId, now_ms: int) -> bool:
+        self.note_asked(now_ms)
         story = self.stories.get(request_id)
         if story is None or story.status == "settled":
             return False
@@ -209,26 +228,60 @@ class SlowLimits:
         return True
 
     def reap(self, most: int, now_ms: int) -> list[RequestId]:
-        expired = self.expired(now_ms)[:most]
-        for story in expired:
+        self.note_asked(now_ms)
+        reaped = []
+        for story in self.expired(now_ms)[:most]:
+            spared_until_ms = self.back_at_ms + story.lease_ms
+            if story.heard_at_ms < self.back_at_ms and not story.is_spared and now_ms < spared_until_ms:
+                story.is_spared, story.expires_at_ms = True, spared_until_ms
+                continue
             self._charge(story, TokenUsage(story.ask.prompt_tokens, story.reported), now_ms)
             story.status = "reaped"
-        return [story.ask.request_id for story in expired]
+            reaped.append(story.ask.request_id)
+        return reaped
 
     def look(self, uses: Sequence[Use], now_ms: int) -> list[int]:
+        self.note_asked(now_ms)
         return [self.remaining(use.meter, now_ms) for use in uses]
 
-    def begin_epoch(self, committed: Mapping[str, int], reservations: Sequence[Reservation], now_ms: int) -> None:
-        for key, amount in committed.items():
-            if not self.is_begun or self.is_new(key):
+    def begin_epoch(
+        self,
+        committed: Mapping[str, int],
+        reservations: Sequence[Reservation],
+        now_ms: int,
+        *,
+        view: str = "",
+        settled: Collection[RequestId] = (),
+        is_whole: bool = True,
+    ) -> bool:
+        self.note_asked(now_ms)
+        staged = self.staged.setdefault(view, {})
+        staged.update(committed)
+        counted: set[str] = set()
+        for key, amount in self.staged.pop(view).items() if is_whole else ():
+            if not self.is_begun and self.total(key) > amount:
+                counted.add(key)
+            elif not self.is_begun or self.is_new(key):
                 self.committed = [(known, units) for known, units in self.committed if known != key]
                 self.committed.append((key, amount))
             self.told.add(key)
-        self.is_begun = True
+        if is_whole and not self.is_begun:
+            self.is_begun = True
+            for story in self.running():
+                keys = {use.meter.key for use in story.ask.uses}
+                if story.ask.request_id in settled and not keys & counted:
+                    uses = story.ask.uses
+                    charged = tuple(0 if isinstance(use.meter, Lease) else story.reserved(use) for use in uses)
+                    story.settlement = Settlement(charged=charged, forgiven=(0,) * len(uses))
+                    story.status, story.ended_at_ms = "settled", now_ms
         for each in reservations:
             if each.ask.request_id not in self.stories:
                 self._begin(each.ask, Verdict(is_admitted=True, granted_output=each.granted_output), now_ms)
                 self.stories[each.ask.request_id].reported = each.reported_output
+        return self.is_begun
+
+    def held(self) -> list[RequestId]:
+        return [story.ask.request_id for story in self.running()]
 
     # Parts of them
 
@@ -264,11 +317,17 @@ class SlowLimits:
         }
 
     def _begin(self, ask: Ask, verdict: Verdict, now_ms: int) -> None:
-        story = Story(ask, verdict, verdict.granted_output, now_ms + ask.lease_ms, self._take(ask, now_ms))
+        story = Story(ask, verdict, verdict.granted_output, 0, self._take(ask, now_ms))
+        self._hear(story, ask.lease_ms, now_ms)
         self.stories[ask.request_id] = story
         for use in ask.uses:
             if isinstance(use.meter, Bucket):
                 self.touches.append(Touch(now_ms, use.meter, -story.taken[use.meter.key]))
+
+    def _hear(self, story: Story, lease_ms: int, now_ms: int) -> None:
+        """Its lease begins anew."""
+        self.lease_ms = story.lease_ms = lease_ms
+        story.heard_at_ms, story.expires_at_ms, story.is_spared = now_ms, now_ms + lease_ms, False
 
     def _charge(self, story: Story, usage: TokenUsage, now_ms: int) -> None:
         before, charged, forgiven = story.settlement, [], []

@@ -29,7 +29,7 @@ class Clock:
 class Hub:
     """An organization, and asks of its requests."""
 
-    def __init__(self, store: RedisLimits, clock: Clock) -> None:
+    def __init__(self, store: LimitStore, clock: Clock) -> None:
         self.id = new_organization_id(time.time_ns() // 1_000_000)
         self.store = store
         self.clock = clock
@@ -47,11 +47,12 @@ class Hub:
         most: int = 100,
         lease_ms: int = 60_000,
         request_id: RequestId | None = None,
+        owner: str = "gateway",
     ) -> Ask:
         return Ask(
             organization_id=self.id,
             request_id=request_id or new_request_id(self.clock.now_ms),
-            owner="gateway",
+            owner=owner,
             lease_ms=lease_ms,
             prompt_tokens=prompt,
             min_output=least,
@@ -60,8 +61,15 @@ class Hub:
             uses=tuple(use if isinstance(use, Use) else Use(use) for use in uses),
         )
 
-    async def begin(self, store: RedisLimits | None = None, **committed: int) -> None:
+    async def begin(self, store: LimitStore | None = None, **committed: int) -> None:
         await (store or self.store).begin_epoch(self.id, committed, ())
+
+    async def passes(self, ms: int) -> None:
+        """Time, in which the store is asked again and again."""
+        end_ms = self.clock.now_ms + ms
+        while self.clock.now_ms < end_ms:
+            self.clock.now_ms = min(self.clock.now_ms + 500, end_ms)
+            await self.store.held(self.id)
 
     async def left(self, *uses: Use | Meter) -> list[int]:
         return list(await self.store.look(self.id, self.ask(*uses).uses))

@@ -11,6 +11,7 @@ from gateway.domain.limits.admission import Ask, Reservation, Settlement, Verdic
 from gateway.domain.limits.meters import Bucket, Lease, Meter, Quota, Use, Weights
 from gateway.domain.limits.rules import holdings
 from gateway.domain.usage import TokenUsage
+from gateway.limit_opening import in_memory
 from gateway.limits import books
 from gateway.limits.memory import MemoryLimits
 
@@ -34,8 +35,15 @@ class Limits(MemoryLimits):
     async def settles(self, request: str, *usage: int) -> Settlement | None:
         return await self.settle(ORGANIZATION, RequestId(request), TokenUsage(*usage))
 
+    async def passes(self, ms: int) -> None:
+        """Time, in which it is asked again and again."""
+        end_ms = self.at_ms + ms
+        while self.at_ms < end_ms:
+            self.at_ms = min(self.at_ms + 500, end_ms)
+            await self.held(ORGANIZATION)
+
     async def reaps(self, after_ms: int = LEASE_MS) -> list[str]:
-        self.at_ms += after_ms
+        await self.passes(after_ms)
         return list(await self.reap(ORGANIZATION, 100))
 
 
@@ -187,6 +195,32 @@ async def test_a_settled_request_cannot_be_cancelled(limits: Limits) -> None:
     assert await limits.look_at(*ALL) == [88, 88, 2]
 
 
+# Time
+
+
+async def test_a_wall_clock_that_is_set_changes_nothing() -> None:
+    clock, quick = _SetClock(), Bucket(key="quick", capacity=15, refill=15, period_ms=1_000)
+    limits = in_memory(clock)
+    await limits.admit(ask(quick))
+    for step_s in (-3_600.0, 7_200.0):
+        clock.wall_s += step_s
+        assert not (await limits.check(ask(quick, request="r2"))).is_admitted
+    assert await limits.reap(ORGANIZATION, 9) == []
+    clock.steady_s += 1
+    assert (await limits.admit(ask(quick, request="r2"))).is_admitted
+
+
+class _SetClock:
+    wall_s = 1_800_000_000.0
+    steady_s = 5.0
+
+    def time(self) -> float:
+        return self.wall_s
+
+    def monotonic(self) -> float:
+        return self.steady_s
+
+
 # Leases that run out
 
 
@@ -261,7 +295,7 @@ async def test_admission_reaps_eight_those_first_that_have_waited_longest(limits
     ten = Lease(key="ten", limit=10)
     for number in range(10):
         await limits.admit(ask(ten, request=f"r{number}", lease_ms=2_000 - number))
-    limits.at_ms += 2_000
+    await limits.passes(2_000)
 
     assert (await limits.admit(ask(ten, request="new"))).remaining == (7,)
     assert await limits.reaps(0) == ["r1", "r0"]
@@ -271,9 +305,32 @@ async def test_a_check_is_not_refused_for_the_sake_of_those_whose_leases_have_ru
     for request in ("r1", "r2"):
         await limits.admit(ask(LEASE, request=request))
     assert not (await limits.check(ask(LEASE, request="r3"))).is_admitted
-    limits.at_ms += LEASE_MS
+    await limits.passes(LEASE_MS)
 
     assert (await limits.check(ask(LEASE, request="r3"))).is_admitted
+
+
+async def test_time_in_which_nobody_could_report_does_not_count(limits: Limits) -> None:
+    await limits.admit(ask(QUOTA, max_output=80))
+    limits.at_ms += 10 * LEASE_MS
+
+    assert not (await limits.admit(ask(QUOTA, request="r2", min_output=1))).is_admitted
+    await limits.passes(LEASE_MS - 1)
+    assert await limits.report(ORGANIZATION, {RequestId("r1"): 80}, LEASE_MS) == []
+    limits.at_ms += 10 * LEASE_MS
+    await limits.held(ORGANIZATION)
+    assert await limits.reaps(LEASE_MS - 1) == [], "what was told of since is spared again"
+    assert await limits.reaps(1) == ["r1"]
+
+
+async def test_one_whose_owner_is_gone_is_reaped_though_the_organization_asks_seldom(limits: Limits) -> None:
+    await limits.admit(ask(LEASE))
+    reaped = []
+    for _ in range(5):
+        limits.at_ms += LEASE_MS - 5_000
+        reaped.append(await limits.reap(ORGANIZATION, 1))
+
+    assert reaped == [[], [], [], ["r1"], []]
 
 
 # A store that has lost what it knew

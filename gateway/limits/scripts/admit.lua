@@ -5,7 +5,7 @@
 
 local REFUSED, ADMITTED, LOST, TOO_LATE = 0, 1, 2, 3
 
-local _, not_after, request, lease_ms, prompt, least, expected, most, uses, is_trial = unpack(args)
+local _, not_after, _, request, lease_ms, prompt, least, expected, most, uses, is_trial = unpack(args)
 local redis_now = redis_ms()
 
 -- Whoever asked has given up (its time-out), and would never settle this.
@@ -24,7 +24,7 @@ for i, use in ipairs(uses) do
   use[KEY] = KEYS[4 + i]
   is_exact = is_exact or (use[KIND] == QUOTA and use[RATE] == 1 and use[IS_SHADOW] == 0)
 end
-if is_exact and redis.call('EXISTS', KEYS[3]) == 0 then
+if is_exact and not is_known(KEYS[3]) then
   return { LOST, 0, -1, -1, 0, redis_now, 0 }
 end
 reap(8)
@@ -107,6 +107,6 @@ if is_admitted and is_trial == 0 then
     keep(use, first[i], second[i])
   end
   local held = { prompt = prompt, granted = granted, reported = 0, uses = uses, reserved = reserved, answer = answer }
-  hold(request, held, now + lease_ms)
+  hold(request, held, lease_ms)
 end
 return answer

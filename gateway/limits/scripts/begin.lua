@@ -1,24 +1,67 @@
--- Begin an epoch, or add to it. KEYS[3]: the epoch, KEYS[4]: the quotas whose amounts have been told, KEYS[5…]: the keys
--- that arguments name by their index.
+-- Begin an epoch, or add to it. KEYS[3]: the epoch, KEYS[4]: the quotas whose amounts have been told, KEYS[5]: the
+-- amounts that parts of this view told, KEYS[6…]: the keys that arguments name by their index.
 
-local _, _, committed, reservations = unpack(args)
-local is_begun = redis.call('EXISTS', KEYS[3]) == 1
+local STAGED_MS = 600000
+local is_counted = {} -- quotas to which more had been committed here than was told
+local _, _, _, committed, reservations, settled, is_whole = unpack(args)
+local is_begun = is_known(KEYS[3])
+local is_older = not is_begun and redis.call('EXISTS', KEYS[3]) == 1 -- so is what was counted
 
 for _, told in ipairs(committed) do
-  local quota = { [KIND] = QUOTA, [KEY] = KEYS[told[1]] }
-  local first, second = opened(quota, redis.call('GET', quota[KEY]))
-  local is_first = redis.call('SADD', KEYS[4], quota[KEY]) == 1
-  if not is_begun or (is_first and first == 0) then
-    first = told[2]
-  end
-  keep(quota, first, second)
+  redis.call('HSET', KEYS[5], KEYS[told[1]], text(told[2]))
 end
-redis.call('PEXPIRE', KEYS[4], text(IDLE_MS))
-redis.call('SET', KEYS[3], text(now))
+if is_whole == 0 then
+  redis.call('PEXPIRE', KEYS[5], text(STAGED_MS))
+else
+  local amounts = redis.call('HGETALL', KEYS[5])
+  for i = 1, #amounts, 2 do
+    local quota = { [KIND] = QUOTA, [KEY] = amounts[i] }
+    local first, second = opened(quota, redis.call('GET', quota[KEY]))
+    local is_first = redis.call('SADD', KEYS[4], quota[KEY]) == 1
+    local amount = tonumber(amounts[i + 1])
+    if not is_begun then
+      is_counted[amounts[i]] = first > amount and not is_older
+      first = is_counted[amounts[i]] and first or amount
+    elseif is_first and first == 0 then
+      first = amount
+    end
+    keep(quota, first, second)
+  end
+  redis.call('PEXPIRE', KEYS[4], text(IDLE_MS))
+  redis.call('DEL', KEYS[5])
+end
+
+if is_whole == 1 and not is_begun then
+  for _, request in ipairs(settled) do
+    local held = reservation(request)
+    local is_owed = false
+    for _, use in ipairs(held and held.uses or {}) do
+      is_owed = is_owed or is_counted[use[KEY]]
+    end
+    if held and not is_owed then -- it is part of what is committed; what its buckets were charged has to do for them
+      local charged, nothing = {}, zeros(held.uses)
+      for i, use in ipairs(held.uses) do
+        charged[i] = use[KIND] == LEASE and 0 or held.reserved[i]
+        if use[KIND] ~= BUCKET then -- which a charge of nothing would clip to what it was at admission
+          change({ use }, { held.reserved[i] }, { 0 }, { 0 })
+        end
+      end
+      let_go(request)
+      local done = { answer = held.answer, charged = charged, forgiven = nothing, is_reaped = 0 }
+      redis.call('SET', prefix .. 'done:' .. request, cmsgpack.pack(done), 'PX', text(SETTLED_MS))
+    end
+  end
+  redis.call('SET', KEYS[3], run_id)
+  is_begun = true
+end
 
 for _, item in ipairs(reservations) do
   local request, lease_ms, held, indices = unpack(item)
-  if not (reservation(request) or tombstone(prefix .. 'done:' .. request)) then
+  local known = reservation(request)
+  if known and is_older and held.granted > known.granted then -- it was raised since
+    local first, second = opened_all(known.uses)
+    grow(request, known, first, second, held.granted)
+  elseif not (known or tombstone(prefix .. 'done:' .. request)) then
     local uses, reserved = held.uses, held.reserved
     for i, use in ipairs(uses) do
       use[KEY] = KEYS[indices[i]]
@@ -29,7 +72,7 @@ for _, item in ipairs(reservations) do
       keep(use, first[i], second[i])
     end
     held.answer = { 1, held.granted, -1, -1, 0, 0, 0 }
-    hold(request, held, now + lease_ms)
+    hold(request, held, lease_ms)
   end
 end
-return 1
+return is_begun and 1 or 0

@@ -2,7 +2,7 @@
 --
 -- Answers 1, or 0 if there is nothing to give back.
 
-local _, _, request = unpack(args)
+local _, _, _, request = unpack(args)
 local held = reservation(request)
 if held then
   local nothing = zeros(held.uses)

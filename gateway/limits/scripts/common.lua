@@ -26,9 +26,33 @@ local function redis_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local now = args[1]
+local now, run_id = args[1], args[3]
 if now == 0 then
   now = redis_ms()
+end
+
+-- When the organization was last asked for anything, the lease last told of, and when it was last asked again after a
+-- silence of more than half of that: nobody may have been able to report meanwhile.
+local asked_key = prefix .. 'asked'
+local asked, lease, back = now, 0, 0
+local was = redis.call('GET', asked_key)
+if was then
+  asked, lease, back = string.match(was, '^(%S+) (%S+) (%S+)$')
+  asked, lease, back = tonumber(asked), tonumber(lease), tonumber(back)
+  if 2 * (now - asked) > lease then
+    back = now
+  end
+end
+
+local function note_asked()
+  redis.call('SET', asked_key, string.format('%.0f %.0f %.0f', now, lease, back), 'PX', text(IDLE_MS))
+end
+note_asked()
+
+-- Whether what is committed is known. One who begins in another life of Redis, or at another Redis that took its place,
+-- may have an older state, with its epoch: who began is part of it.
+local function is_known(epoch_key)
+  return redis.call('GET', epoch_key) == run_id
 end
 
 local function cost(use, prompt, cached, output)
@@ -179,11 +203,30 @@ local function take_all(uses, first, second, reserved)
 end
 
 -- Reservations and what they count in live as long: no time that an organization is idle takes one without the other.
-local function hold(request, held, due_ms)
+local function hold(request, held, lease_ms)
+  held.heard, held.lease = now, lease_ms
+  if lease_ms ~= lease then
+    lease = lease_ms
+    note_asked()
+  end
   redis.call('HSET', held_key, request, cmsgpack.pack(held))
-  redis.call('ZADD', due_key, text(due_ms), request)
+  redis.call('ZADD', due_key, text(now + lease_ms), request)
   redis.call('PEXPIRE', held_key, text(IDLE_MS))
   redis.call('PEXPIRE', due_key, text(IDLE_MS))
+end
+
+-- Grant a request that runs more output: its quotas reserve that.
+local function grow(request, held, first, second, granted)
+  for i, use in ipairs(held.uses) do
+    if use[KIND] == QUOTA then
+      local needed = cost(use, held.prompt, 0, granted)
+      second[i] = second[i] + needed - held.reserved[i]
+      held.reserved[i] = needed
+      keep(use, first[i], second[i])
+    end
+  end
+  held.granted = granted
+  redis.call('HSET', held_key, request, cmsgpack.pack(held))
 end
 
 local function let_go(request)
@@ -227,17 +270,32 @@ local function zeros(uses)
   return nothing
 end
 
+-- Whether the lease has another whole time to run since the silence after which nothing was heard yet; but once.
+local function is_spared(request, held)
+  if not held.heard or held.heard >= back or back + held.lease <= now then
+    return false
+  end
+  held.heard = nil
+  redis.call('HSET', held_key, request, cmsgpack.pack(held))
+  redis.call('ZADD', due_key, text(back + held.lease), request)
+  return true
+end
+
+-- Look at so many whose leases have run out. Answers those that are settled.
 local function reap(most)
-  local requests = redis.call('ZRANGEBYSCORE', due_key, '-inf', text(now), 'LIMIT', 0, most)
+  local requests, reaped = redis.call('ZRANGEBYSCORE', due_key, '-inf', text(now), 'LIMIT', 0, most), {}
   for _, request in ipairs(requests) do
     local held = reservation(request)
-    if held then
+    if held and not is_spared(request, held) then
+      reaped[#reaped + 1] = request
       local charged = charges(held.uses, held.prompt, 0, held.reported)
       local forgiven = change(held.uses, held.reserved, zeros(held.uses), charged)
       local done = { answer = held.answer, charged = charged, forgiven = forgiven, is_reaped = 1, uses = held.uses }
       redis.call('SET', prefix .. 'done:' .. request, cmsgpack.pack(done), 'PX', text(REAPED_MS))
+      let_go(request)
+    elseif not held then
+      let_go(request)
     end
-    let_go(request)
   end
-  return requests
+  return reaped
 end

@@ -1,6 +1,6 @@
 -- What each of the meters KEYS[3…] has left.
 
-local uses, left = args[3], {}
+local uses, left = args[4], {}
 for i, use in ipairs(uses) do
   use[KEY] = KEYS[2 + i]
 end

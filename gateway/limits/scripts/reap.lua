@@ -1,3 +1,3 @@
 -- Settle reservations whose leases have run out; answers which.
 
-return reap(args[3])
+return reap(args[4])

@@ -2,7 +2,7 @@
 --
 -- Answers {was reaped, was settled, charged…, forgiven…}, or nothing if the request is not known.
 
-local _, _, request, prompt, cached, output = unpack(args)
+local _, _, _, request, prompt, cached, output = unpack(args)
 local was_settled = 0
 local held, done = reservation(request), nil
 if held then

@@ -60,11 +60,11 @@ async def test_leases_that_run_out_are_reaped_at_what_was_last_reported(hub: Hub
     await hub.begin()
     uses = (bucket(200, 0), quota(1_000), lease(2))
     request, _ = await hub.admit(*uses, prompt=10, most=50, lease_ms=10_000)
-    hub.clock.now_ms += 9_000
+    await hub.passes(9_000)
     assert await hub.store.report(hub.id, {request: 17, RequestId("req_none"): 5}, 10_000) == ["req_none"]
-    hub.clock.now_ms += 9_999
+    await hub.passes(9_999)
     assert await hub.store.reap(hub.id, 5) == []
-    hub.clock.now_ms += 1
+    await hub.passes(1)
     assert await hub.store.reap(hub.id, 5) == [request]
     assert await hub.left(*uses) == [173, 973, 2]
     assert await hub.store.report(hub.id, {request: 18}, 10_000) == [request]
@@ -76,10 +76,25 @@ async def test_leases_that_run_out_are_reaped_at_what_was_last_reported(hub: Hub
     assert again == Settlement(charged=(40, 40, 0), forgiven=(0, 0, 0), was_reaped=True, was_settled=True)
 
 
+async def test_time_in_which_redis_was_silent_does_not_count(hub: Hub) -> None:
+    await hub.begin()
+    request, _ = await hub.admit(quota(1_000), prompt=10, most=890, lease_ms=15_000)
+    await hub.store.report(hub.id, {request: 40}, 15_000)
+    hub.clock.now_ms += 3_600_000
+
+    other, verdict = await hub.admit(quota(1_000), prompt=10, most=2_000)
+    assert verdict.granted_output == 90
+    await hub.passes(14_999)
+    assert await hub.store.report(hub.id, {request: 800}, 15_000) == []
+    await hub.settle(request, 10, 890)
+    await hub.settle(other, 10, verdict.granted_output)
+    assert await hub.left(quota(1_000)) == [0]
+
+
 async def test_what_was_forgiven_is_told_in_all(hub: Hub) -> None:
-    request, _ = await hub.admit(bucket(50, 0, max_debt=10), prompt=10, expected=0, lease_ms=1)
-    await hub.store.report(hub.id, {request: 100}, 1)
-    hub.clock.now_ms += 1
+    request, _ = await hub.admit(bucket(50, 0, max_debt=10), prompt=10, expected=0, lease_ms=1_000)
+    await hub.store.report(hub.id, {request: 100}, 1_000)
+    await hub.passes(1_000)
     await hub.store.reap(hub.id, 1)
 
     assert await hub.settle(request, 10, 105) == Settlement(charged=(115,), forgiven=(55,), was_reaped=True)
@@ -87,8 +102,8 @@ async def test_what_was_forgiven_is_told_in_all(hub: Hub) -> None:
 
 async def test_one_that_was_reaped_can_be_cancelled(hub: Hub) -> None:
     uses = (bucket(200, 0), quota(1_000, is_hard=False), lease(2))
-    request, _ = await hub.admit(*uses, lease_ms=1)
-    hub.clock.now_ms += 1
+    request, _ = await hub.admit(*uses, lease_ms=1_000)
+    await hub.passes(1_000)
     await hub.store.reap(hub.id, 1)
 
     assert await hub.left(*uses) == [190, 990, 2]
@@ -99,8 +114,8 @@ async def test_one_that_was_reaped_can_be_cancelled(hub: Hub) -> None:
 
 async def test_admitting_reaps_eight_at_most_the_oldest_first(hub: Hub) -> None:
     meter = lease(10)
-    requests = [(await hub.admit(meter, lease_ms=1_000 - num))[0] for num in range(10)]
-    hub.clock.now_ms += 1_000
+    requests = [(await hub.admit(meter, lease_ms=2_000 - num))[0] for num in range(10)]
+    await hub.passes(2_000)
     _, verdict = await hub.admit(meter, lease_ms=5_000)
 
     assert verdict == Verdict(is_admitted=True, granted_output=100, remaining=(7,))
@@ -117,10 +132,10 @@ async def test_keys_carry_version_and_tag_and_expire_by_themselves(hub: Hub, raw
     never = Bucket(key="never", capacity=1_000, refill=0)
     uses = (minute, quick, never, quota(1_000), lease(5))
     settled, _ = await hub.admit(*uses)
-    reaped, _ = await hub.admit(*uses[1:], lease_ms=1)
+    reaped, _ = await hub.admit(*uses[1:], lease_ms=1_000)
     await hub.admit(*uses[1:])
     await hub.settle(settled, 10, 10)
-    hub.clock.now_ms += 1
+    await hub.passes(1_000)
     await hub.store.reap(hub.id, 1)
     start = f"eh1:{{{hub.id}}}:"
     names = [key async for key in raw.scan_iter(match="*", count=10_000) if hub.id in key]
@@ -128,6 +143,7 @@ async def test_keys_carry_version_and_tag_and_expire_by_themselves(hub: Hub, raw
 
     assert lives.pop("epoch") == -1
     expected_s = {
+        "asked": 40 * 86_400,
         "b:minute": 300,
         "b:quick": 60,
         **dict.fromkeys(["b:never", "q:day_1", "l:team_1/running", "held", "due", "told"], 40 * 86_400),
@@ -148,6 +164,8 @@ async def test_a_method_is_one_call(hub: Hub, raw: Any) -> None:
         lambda: hub.store.settle(hub.id, ask.request_id, TokenUsage(1, 1)),
         lambda: hub.store.cancel(hub.id, ask.request_id),
         lambda: hub.store.reap(hub.id, 5),
+        lambda: hub.store.held(hub.id),
+        hub.store.age_ms,
         lambda: hub.left(lease(5)),
     ]
     for call in calls:

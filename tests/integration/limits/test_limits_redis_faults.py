@@ -71,7 +71,7 @@ async def test_two_processes_make_known_what_was_lost_at_once(
     assert await hub.settle(asks[0].request_id, 20, 60) == Settlement(charged=(80, 80, 0), forgiven=(0, 0, 0))
     await hub.begin(day_1=0)
     assert await hub.left(*uses) == [790, 320, 3]
-    clock.now_ms += 60_000
+    await hub.passes(60_000)
     assert await hub.store.reap(hub.id, 9) == [asks[1].request_id]
     assert await hub.left(*uses) == [1_000 - 50 - 80 - 26, 500 - 80 - 26, 4]
 
@@ -137,17 +137,18 @@ async def test_a_redis_that_allows_eval_alone(redis: RedisServer, raw: Any, cloc
         await hub.begin()
         request, verdict = await hub.admit(bucket(200), quota(100), lease(1))
         assert verdict.is_admitted
-        await store.report(hub.id, {request: 5}, 1)
-        clock.now_ms += 1
+        await store.report(hub.id, {request: 5}, 1_000)
+        await hub.passes(1_000)
         assert await store.reap(hub.id, 1) == [request]
         assert await hub.settle(request, 10, 7) is not None
         assert not await store.cancel(hub.id, request)
-        assert await hub.left(bucket(200), quota(100), lease(1)) == [183, 83, 1]
+        assert (await store.held(hub.id), await store.age_ms()) == ([], 0)
+        assert await hub.left(bucket(200), quota(100), lease(1)) == [184, 83, 1]
     await raw.acl_deluser("narrow")
 
 
 _COMMANDS = ["eval", "select", "time", "exists", "get", "mget", "set", "del", "hget", "hset", "hdel", "zadd", "zrem"]
-_COMMANDS += ["zrangebyscore", "pexpire", "sadd"]
+_COMMANDS += ["zrangebyscore", "pexpire", "sadd", "hkeys", "hgetall", "info"]
 """All that the store asks of Redis."""
 
 
@@ -162,10 +163,43 @@ async def test_an_error_in_a_script_is_logged(hub: Hub, raw: Any, caplog: pytest
     await raw.set(f"eh1:{{{hub.id}}}:l:team_1/running", "seven")
     with pytest.raises(LimitsUnavailable) as caught, caplog.at_level(logging.ERROR, "gateway.limits"):
         await hub.admit(lease(9))
+    with pytest.raises(LimitsUnavailable):
+        await hub.admit(lease(9))
 
     assert caught.value.__cause__ is not None
-    assert "Redis does not run admit.lua: ERR" in caplog.text
+    assert caplog.text.count("Redis does not run admit.lua: ERR") == 1
+    assert isinstance(hub.store, RedisLimits)
     assert not hub.store.is_down
+
+
+@pytest.mark.parametrize(
+    ("no", "yes"),
+    [("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"), ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE")],
+)
+async def test_a_redis_that_says_no_is_down_until_it_says_yes(
+    redis: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture, no: str, yes: str
+) -> None:
+    async with opened(redis.url, breaker=Breaker(3, 0.05)) as store:
+        hub = Hub(store, Clock())
+        await hub.left(lease(1))
+        await raw.execute_command(*no.split())
+        try:
+            with caplog.at_level(logging.INFO, "gateway.limits"):
+                for _ in range(20):
+                    with pytest.raises(LimitsUnavailable):
+                        await hub.admit(lease(1))
+                    await asyncio.sleep(0.01)
+                assert store.is_down
+                await raw.execute_command(*yes.split())
+                await answered(hub)
+                assert not store.is_down
+        finally:
+            await raw.execute_command(*yes.split())
+
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("gateway.limits")]
+    assert len(lines) == 2, lines
+    assert "Redis says no, so limits cannot be checked" in lines[0]
+    assert "Redis answers again" in lines[1]
 
 
 # A Redis that pauses, or dies
@@ -271,6 +305,34 @@ async def test_a_killed_redis_comes_back_empty_and_is_known_to_be(own_redis: Red
         assert await hub.settle(request, 10, 10) is None
         await hub.begin(day_1=20)
         assert (await hub.admit(*uses))[1].remaining == (870, 49)
+
+
+async def test_a_redis_that_comes_back_with_an_older_state_is_lost(own_redis: RedisServer, clock: Clock) -> None:
+    uses = (quota(1_000), lease(50))
+    async with opened(own_redis.url, clock) as store, Redis.from_url(own_redis.url) as raw:
+        hub = Hub(store, clock)
+        await hub.begin(day_1=600)
+        await store.age_ms()
+        early, _ = await hub.admit(*uses)
+        raised = hub.ask(*uses)
+        await store.admit(raised)
+        await raw.save()
+        await hub.settle(early, 10, 90)
+        assert await store.raise_output(hub.id, raised.request_id, 150) == 150
+        clock.now_ms += 5_000
+        await asyncio.to_thread(own_redis.kill)
+        await asyncio.to_thread(own_redis.start)
+
+        await answered(hub)
+        assert sorted(await store.held(hub.id)) == sorted([early, raised.request_id]), "it has its older state"
+        assert (await hub.admit(*uses))[1] == Verdict(is_admitted=False, is_lost=True)
+        assert await store.raise_output(hub.id, early, 1_000) == 100
+        assert await store.age_ms() == 0
+        again = Reservation(ask=raised, granted_output=150, reserved=(160, 1))
+        assert not await store.begin_epoch(hub.id, {}, [again], is_whole=False)
+        assert await store.begin_epoch(hub.id, {"day_1": 550}, (), settled=[early])
+        assert await hub.left(*uses) == [1_000 - 550 - 160, 49]
+        assert (await hub.admit(*uses))[1].is_admitted
 
 
 async def test_nobody_there(free_port: Callable[[], int], clock: Clock) -> None:

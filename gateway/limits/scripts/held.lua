@@ -1,0 +1,3 @@
+-- The requests that have reservations.
+
+return redis.call('HKEYS', held_key)
