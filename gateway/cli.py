@@ -14,11 +14,15 @@ import typer
 import typer.core
 
 from gateway.commands.administer import CommandError
+from gateway.commands.apply import apply
 from gateway.commands.audit import audit_app
 from gateway.commands.catalog import alias_app, model_app
 from gateway.commands.isolation import isolation
 from gateway.commands.keys import admin_token_app, key_app
+from gateway.commands.limits import limit_app
 from gateway.commands.options import Config
+from gateway.commands.prices import price_app
+from gateway.commands.quotas import quota_app
 from gateway.commands.tenancy import org_app, team_app
 from gateway.domain.credential import hide_credentials
 from gateway.errors import EvenhandError
@@ -57,12 +61,16 @@ app.add_typer(org_app, name="org")
 app.add_typer(team_app, name="team")
 app.add_typer(key_app, name="key")
 app.add_typer(admin_token_app, name="admin-token")
+app.add_typer(limit_app, name="limit")
+app.add_typer(quota_app, name="quota")
+app.add_typer(price_app, name="price")
 app.add_typer(model_app, name="model")
 app.add_typer(alias_app, name="alias")
 app.add_typer(audit_app, name="audit")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
+app.command()(apply)
 bench_app.command()(isolation)
 
 

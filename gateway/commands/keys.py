@@ -9,17 +9,20 @@ from typing import Annotated
 import typer
 
 from gateway.commands.administer import administer
-from gateway.commands.options import AsJson, Config, ExpiresIn, Organization, Team
+from gateway.commands.options import AsJson, Config, ExpiresIn, Networks, Organization, Team
 from gateway.commands.tables import Row, everything, show
 from gateway.domain.principal import RequestClass
 from gateway.domain.tenancy import Role
-from gateway.services.admin_keys import KeyTerms
+from gateway.services.admin_keys import KeyChange, KeyTerms
 from gateway.services.administration import Administration
 from gateway.services.audit import Actor
 from gateway.web.admin.wire import to_wire
 
 key_app = typer.Typer(help="API keys of teams.", no_args_is_help=True)
 admin_token_app = typer.Typer(help="Tokens for the admin API.", no_args_is_help=True)
+
+
+KeyName = Annotated[str, typer.Argument(metavar="ID", help="Its id or public id, or the key itself.")]
 
 
 @key_app.command("create")
@@ -39,6 +42,7 @@ def create_key(
     expires_in: ExpiresIn = None,
     max_queue_depth: Annotated[int | None, typer.Option(help="Most requests that wait at a time.")] = None,
     deadline_ms: Annotated[int | None, typer.Option(help="Of its requests that set none.")] = None,
+    network: Networks = None,
     config: Config = None,
 ) -> None:
     """Make a key and print it. It cannot be shown again."""
@@ -49,6 +53,7 @@ def create_key(
         endpoints=endpoint or None,
         max_queue_depth=max_queue_depth,
         deadline_ms=deadline_ms,
+        networks=network or None,
         expires_at_ms=_from_now(expires_in),
     )
 
@@ -99,6 +104,7 @@ def list_keys(
         "pepper_id",
         "default_class",
         "models",
+        "networks",
         "created_at",
         "expires_at",
         "revoked_at",
@@ -106,11 +112,26 @@ def list_keys(
     show(administer(config, work), columns, as_json=as_json)
 
 
-@key_app.command("revoke")
-def revoke_key(
-    key: Annotated[str, typer.Argument(metavar="ID", help="Its id or public id, or the key itself.")],
+@key_app.command("set-networks")
+def set_networks(
+    key: KeyName,
+    network: Networks = None,
+    everywhere: Annotated[bool, typer.Option("--everywhere", help="Let it be used from everywhere again.")] = False,
     config: Config = None,
 ) -> None:
+    """Let a key be used from these networks only, in place of those it had; others are refused within two seconds."""
+    if bool(network) == everywhere:
+        raise typer.BadParameter("name each network with --network, or say --everywhere")
+
+    async def work(admin: Administration, actor: Actor) -> None:
+        wanted = KeyChange(networks=None if everywhere else network)
+        await admin.keys.change(actor, (await admin.keys.find(key)).id, wanted)
+
+    administer(config, work)
+
+
+@key_app.command("revoke")
+def revoke_key(key: KeyName, config: Config = None) -> None:
     """Refuse a key for good, within two seconds."""
 
     async def work(admin: Administration, actor: Actor) -> None:

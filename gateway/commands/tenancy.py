@@ -10,24 +10,32 @@ import typer
 from gateway.commands.administer import administer
 from gateway.commands.options import AsJson, Config, Organization, Weight
 from gateway.commands.tables import Row, everything, show
+from gateway.domain.limits.periods import DEFAULT_ZONE
 from gateway.services.administration import Administration
 from gateway.services.audit import Actor
-from gateway.services.tenants import TenantChange
+from gateway.services.tenants import OrganizationChange, TenantChange
 from gateway.web.admin.wire import to_wire
 
 org_app = typer.Typer(help="Organizations.", no_args_is_help=True)
 team_app = typer.Typer(help="Teams of organizations.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Its name.")]
+_ZONE_HELP = "Of its quotas' days, weeks and months, such as Europe/Berlin."
 NewWeight = Annotated[int, typer.Argument(help="Share among its siblings, 1 to 1000000.")]
 
 
 @org_app.command("create")
-def create_org(name: Name, weight: Weight = 1, config: Config = None) -> None:
+def create_org(
+    name: Name,
+    weight: Weight = 1,
+    time_zone: Annotated[str, typer.Option(help=_ZONE_HELP)] = DEFAULT_ZONE,
+    config: Config = None,
+) -> None:
     """Make an organization and print its id."""
 
     async def work(admin: Administration, actor: Actor) -> str:
-        return (await admin.tenants.create_organization(actor, name=name, weight=weight)).id
+        made = await admin.tenants.create_organization(actor, name=name, weight=weight, time_zone=time_zone)
+        return made.id
 
     typer.echo(administer(config, work))
 
@@ -39,13 +47,24 @@ def list_orgs(as_json: AsJson = False, config: Config = None) -> None:
     async def work(admin: Administration, _: Actor) -> list[Row]:
         return [to_wire(each) for each in await everything(admin.tenants.organizations)]
 
-    show(administer(config, work), ("id", "name", "weight", "created_at", "disabled_at"), as_json=as_json)
+    show(administer(config, work), ("id", "name", "weight", "time_zone", "created_at", "disabled_at"), as_json=as_json)
 
 
 @org_app.command("set-weight")
 def weigh_org(name: Name, weight: NewWeight, config: Config = None) -> None:
     """Change an organization's share."""
     _change_org(name, TenantChange(weight=weight), config)
+
+
+@org_app.command("set-time-zone")
+def set_time_zone(
+    name: Name, time_zone: Annotated[str, typer.Argument(help=_ZONE_HELP)], config: Config = None
+) -> None:
+    """Change the time zone that the days, weeks and months of an organization's quotas go by, within two seconds.
+
+    Quotas for which it is another day, week or month in the new zone begin anew at once.
+    """
+    _change_org(name, OrganizationChange(time_zone=time_zone), config)
 
 
 @org_app.command("disable")

@@ -12,7 +12,7 @@ from gateway.domain.catalog import Alias, Model
 from gateway.domain.credential import hide_credentials
 from gateway.domain.principal import RequestClass
 from gateway.errors import Conflict, InvalidRequest, NotFound
-from gateway.services.admin_changes import Changes
+from gateway.services.admin_changes import Change, Changes
 from gateway.services.admin_pages import Page, PageRequest, fetch_page
 from gateway.services.admin_rules import MAX_MODEL_NAME, check_alias_name, check_system_default
 from gateway.services.audit import Actor
@@ -46,13 +46,7 @@ class CatalogAdministration:
 
     async def set_model_disabled(self, actor: Actor, name: str, *, is_disabled: bool) -> Model:
         async with self._changes.begin(actor) as change:
-            before = await _require_model(change.work, name)
-            if is_disabled == (before.disabled_at_ms is not None):
-                return before
-            after = msgspec.structs.replace(before, disabled_at_ms=change.now_ms if is_disabled else None)
-            await change.work.catalog.replace_model(after)
-            change.record(f"model.{'disable' if is_disabled else 'enable'}", name, before=before, after=after)
-            return after
+            return await change_model(change, await require_model(change.work, name), is_disabled=is_disabled)
 
     async def create_alias(
         self,
@@ -65,32 +59,20 @@ class CatalogAdministration:
     ) -> Alias:
         """Raises `Conflict` if there is an alias or a model of that name."""
         async with self._changes.begin(actor) as change:
-            made = Alias(
-                name=check_alias_name(name),
-                model=await _check_target(change.work, model),
-                system_default=check_system_default(system_default),
-                request_class=request_class,
-                created_at_ms=change.now_ms,
+            return await add_alias(
+                change,
+                Alias(
+                    name=name,
+                    model=model,
+                    system_default=system_default,
+                    request_class=request_class,
+                    created_at_ms=change.now_ms,
+                ),
             )
-            if any(each.name == name for each in await change.work.catalog.models()):
-                raise Conflict("There is a model of this name, which wins over an alias.", param="name")
-            await change.work.catalog.add_alias(made)
-            change.record("alias.create", name, after=made)
-            return made
 
     async def change_alias(self, actor: Actor, name: str, wanted: AliasChange) -> Alias:
         async with self._changes.begin(actor) as change:
-            before = after = await _require_alias(change.work, name)
-            if wanted.model is not UNSET:
-                after = msgspec.structs.replace(after, model=await _check_target(change.work, wanted.model))
-            if wanted.system_default is not UNSET:
-                after = msgspec.structs.replace(after, system_default=check_system_default(wanted.system_default))
-            if wanted.request_class is not UNSET:
-                after = msgspec.structs.replace(after, request_class=wanted.request_class)
-            if after != before:
-                await change.work.catalog.replace_alias(after)
-                change.record("alias.change", name, before=before, after=after)
-            return after
+            return await change_alias(change, await _require_alias(change.work, name), wanted)
 
     async def remove_alias(self, actor: Actor, name: str) -> None:
         async with self._changes.begin(actor) as change:
@@ -100,7 +82,7 @@ class CatalogAdministration:
 
     async def model(self, name: str) -> Model:
         async with self._storage.reading() as work:
-            return await _require_model(work, name)
+            return await require_model(work, name)
 
     async def alias(self, name: str) -> Alias:
         async with self._storage.reading() as work:
@@ -115,7 +97,44 @@ class CatalogAdministration:
             return await _page_of_few(page, await work.catalog.aliases())
 
 
-async def _require_model(work: Work, name: str) -> Model:
+async def change_model(change: Change, before: Model, *, is_disabled: bool) -> Model:
+    """Part of a larger change."""
+    if is_disabled == (before.disabled_at_ms is not None):
+        return before
+    after = msgspec.structs.replace(before, disabled_at_ms=change.now_ms if is_disabled else None)
+    await change.work.catalog.replace_model(after)
+    change.record(f"model.{'disable' if is_disabled else 'enable'}", after.name, before=before, after=after)
+    return after
+
+
+async def add_alias(change: Change, wanted: Alias) -> Alias:
+    """Part of a larger change. Raises what `CatalogAdministration.create_alias` raises."""
+    check_alias_name(wanted.name)
+    check_system_default(wanted.system_default)
+    await check_model(change.work, wanted.model)
+    if any(each.name == wanted.name for each in await change.work.catalog.models()):
+        raise Conflict("There is a model of this name, which wins over an alias.", param="name")
+    await change.work.catalog.add_alias(wanted)
+    change.record("alias.create", wanted.name, after=wanted)
+    return wanted
+
+
+async def change_alias(change: Change, before: Alias, wanted: AliasChange) -> Alias:
+    """Part of a larger change. Raises what `CatalogAdministration.change_alias` raises."""
+    after = before
+    if wanted.model is not UNSET:
+        after = msgspec.structs.replace(after, model=await check_model(change.work, wanted.model))
+    if wanted.system_default is not UNSET:
+        after = msgspec.structs.replace(after, system_default=check_system_default(wanted.system_default))
+    if wanted.request_class is not UNSET:
+        after = msgspec.structs.replace(after, request_class=wanted.request_class)
+    if after != before:
+        await change.work.catalog.replace_alias(after)
+        change.record("alias.change", after.name, before=before, after=after)
+    return after
+
+
+async def require_model(work: Work, name: str) -> Model:
     for each in await work.catalog.models():
         if each.name == name:
             return each
@@ -129,7 +148,8 @@ async def _require_alias(work: Work, name: str) -> Alias:
     raise NotFound("There is no alias of this name.")
 
 
-async def _check_target(work: Work, model: str) -> str:
+async def check_model(work: Work, model: str) -> str:
+    """The name of a model of the catalogue. Raises `InvalidRequest`."""
     if all(each.name != model for each in await work.catalog.models()):
         raise InvalidRequest(
             f"There is no model '{hide_credentials(model[:MAX_MODEL_NAME])}' in the catalogue; "

@@ -20,6 +20,7 @@ from gateway.services.admin_rules import (
     check_expiry,
     check_models,
     check_name,
+    check_networks,
     check_queue_depth,
     is_id,
 )
@@ -37,6 +38,7 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Sequence[str] | None = None
     max_queue_depth: int | None = None
     deadline_ms: int | None = None
+    networks: Sequence[str] | None = None
     expires_at_ms: int | None = None
 
 
@@ -49,6 +51,7 @@ class KeyChange(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Sequence[str] | UnsetType | None = UNSET
     max_queue_depth: int | UnsetType | None = UNSET
     deadline_ms: int | UnsetType | None = UNSET
+    networks: Sequence[str] | UnsetType | None = UNSET
     expires_at_ms: int | UnsetType | None = UNSET
 
 
@@ -80,19 +83,12 @@ class Keys:
     async def change(self, actor: Actor, key_id: str, wanted: KeyChange) -> ApiKey:
         """Raises `Conflict` for a revoked key."""
         async with self._changes.begin(actor) as change:
-            before = await _require_key(change.work, key_id)
-            after = _changed(before, wanted, change.now_ms)
-            if after != before:
-                if before.revoked_at_ms is not None:
-                    raise Conflict("The key is revoked, for good.")
-                await change.work.keys.replace(after)
-                change.record("key.change", after.id, before=before, after=after)
-            return after
+            return await change_key(change, await require_key(change.work, key_id), wanted)
 
     async def revoke(self, actor: Actor, key_id: str) -> ApiKey:
         """For good. Once more does nothing."""
         async with self._changes.begin(actor) as change:
-            before = await _require_key(change.work, key_id)
+            before = await require_key(change.work, key_id)
             if before.revoked_at_ms is not None:
                 return before
             after = msgspec.structs.replace(before, revoked_at_ms=change.now_ms)
@@ -102,14 +98,14 @@ class Keys:
 
     async def get(self, key_id: str) -> ApiKey:
         async with self._storage.reading() as work:
-            return await _require_key(work, key_id)
+            return await require_key(work, key_id)
 
     async def find(self, named: str) -> ApiKey:
         """By its id, its public id, or itself; of a raw key only the public id is looked at."""
         public_id = public_id_in(named, API_KEY)
         async with self._storage.reading() as work:
             holder = None if public_id is None else await work.keys.holder(public_id)
-            return await _require_key(work, named) if holder is None else holder.key
+            return await require_key(work, named) if holder is None else holder.key
 
     async def page(self, page: PageRequest, *, team_id: str | None = None) -> Page[ApiKey]:
         """All, or those of one team, which must be there."""
@@ -140,6 +136,7 @@ async def add_key(change: Change, peppers: Peppers, organization: Organization, 
         endpoints=check_endpoints(terms.endpoints),
         max_queue_depth=check_queue_depth(terms.max_queue_depth),
         deadline_ms=check_deadline(terms.deadline_ms),
+        networks=check_networks(terms.networks),
         created_at_ms=change.now_ms,
         expires_at_ms=check_expiry(terms.expires_at_ms, change.now_ms),
     )
@@ -148,7 +145,19 @@ async def add_key(change: Change, peppers: Peppers, organization: Organization, 
     return Issued(made, raw)
 
 
-async def _require_key(work: Work, key_id: str) -> ApiKey:
+async def change_key(change: Change, before: ApiKey, wanted: KeyChange) -> ApiKey:
+    """Part of a larger change. Raises what `Keys.change` raises."""
+    after = _changed(before, wanted, change.now_ms)
+    if after != before:
+        if before.revoked_at_ms is not None:
+            raise Conflict("The key is revoked, for good.")
+        await change.work.keys.replace(after)
+        change.record("key.change", after.id, before=before, after=after)
+    return after
+
+
+async def require_key(work: Work, key_id: str) -> ApiKey:
+    """Raises `NotFound`."""
     if is_id(key_id, "key_"):
         found = await work.keys.get(KeyId(key_id))
         if found is not None:
@@ -171,6 +180,8 @@ def _changed(before: ApiKey, wanted: KeyChange, now_ms: int) -> ApiKey:
         after = msgspec.structs.replace(after, max_queue_depth=check_queue_depth(wanted.max_queue_depth))
     if wanted.deadline_ms is not UNSET:
         after = msgspec.structs.replace(after, deadline_ms=check_deadline(wanted.deadline_ms))
+    if wanted.networks is not UNSET:
+        after = msgspec.structs.replace(after, networks=check_networks(wanted.networks))
     if wanted.expires_at_ms is not UNSET and wanted.expires_at_ms != before.expires_at_ms:
         after = msgspec.structs.replace(after, expires_at_ms=check_expiry(wanted.expires_at_ms, now_ms))
     return after

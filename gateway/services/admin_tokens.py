@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Literal
 
@@ -17,6 +18,9 @@ from gateway.services.admin_rules import check_expiry, check_name, is_id
 from gateway.services.audit import Actor
 from gateway.services.ports import Clock
 from gateway.services.stores import Storage, Work
+from gateway.services.throttle import Guesses, Unthrottled
+
+MAX_GOOD = 1_000
 
 Permission = Literal["read", "change"]
 
@@ -92,30 +96,49 @@ class AdminTokens:
 
 
 class AdminAuthenticator:
-    """Tells administrators apart. Asks the database each time, so that a revoked token ends at once."""
+    """Tells administrators apart. Asks the database each time, so that a revoked token ends at once.
 
-    def __init__(self, storage: Storage, peppers: Peppers, clock: Clock) -> None:
+    Args:
+        guesses: None lets anybody try as often as they like.
+    """
+
+    def __init__(self, storage: Storage, peppers: Peppers, clock: Clock, guesses: Guesses | None = None) -> None:
         self._storage = storage
         self._peppers = peppers
         self._clock = clock
+        self._guesses = guesses or Guesses(Unthrottled(), Unthrottled())
+        self._good: OrderedDict[str, Secret] = OrderedDict()
+        """By public id, what tells tokens that were right before: whether they may be looked up need not be asked."""
 
-    async def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> AdminToken:
+    async def authenticate(self, headers: Iterable[tuple[bytes, bytes]], address: str = "") -> AdminToken:
         """Whose token comes as ``Authorization: Bearer``.
 
         Args:
             headers: name and value pairs, names in lower case.
+            address: where the request comes from.
 
         Raises:
             InvalidKey: the same whether there is no token, or an unknown, expired or revoked one, or an API key.
+            TooManyAttempts: instead, to whom has tried too many wrong tokens.
         """
         raw = _bearer(headers)
+        error = InvalidKey("This needs an admin token in the Authorization header: 'Authorization: Bearer eha_...'.")
+        if not raw:
+            raise error
         public_id = parse(raw, ADMIN_TOKEN)
-        if public_id is not None:
-            async with self._storage.reading() as work:
-                found = await work.admin_tokens.by_public_id(public_id)
-            if found is not None and self._peppers.matches(raw, found.secret) and self._is_alive(found):
-                return found
-        raise InvalidKey("This needs an admin token in the Authorization header: 'Authorization: Bearer eha_...'.")
+        if public_id is None:
+            raise await self._guesses.failed(address, error)
+        good = self._good.get(public_id)
+        if good is None or not self._peppers.matches(raw, good):
+            await self._guesses.check(address, public_id)
+        async with self._storage.reading() as work:
+            found = await work.admin_tokens.by_public_id(public_id)
+        if found is None or not self._peppers.matches(raw, found.secret) or not self._is_alive(found):
+            raise await self._guesses.failed(address, error, vain=public_id)
+        self._good[public_id] = found.secret
+        if len(self._good) > MAX_GOOD:
+            self._good.popitem(last=False)
+        return found
 
     def _is_alive(self, token: AdminToken) -> bool:
         is_expired = token.expires_at_ms is not None and token.expires_at_ms <= self._clock.time() * 1000

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from gateway.domain.credential import Peppers
+from gateway.services.admin_apply import Application
 from gateway.services.admin_catalog import CatalogAdministration
 from gateway.services.admin_changes import Changes
 from gateway.services.admin_keys import Keys
+from gateway.services.admin_limits import Limits
+from gateway.services.admin_prices import Prices
+from gateway.services.admin_quotas import Quotas
 from gateway.services.admin_reports import Reports
 from gateway.services.admin_tokens import AdminTokens
 from gateway.services.ports import Clock
@@ -24,6 +28,10 @@ class Administration:
     keys: Keys
     tokens: AdminTokens
     catalog: CatalogAdministration
+    limits: Limits
+    quotas: Quotas
+    prices: Prices
+    application: Application
     reports: Reports
 
     @classmethod
@@ -34,5 +42,9 @@ class Administration:
             keys=Keys(storage, changes, peppers),
             tokens=AdminTokens(storage, changes, peppers),
             catalog=CatalogAdministration(storage, changes),
+            limits=Limits(storage, changes),
+            quotas=Quotas(storage, changes, clock),
+            prices=Prices(storage, changes),
+            application=Application(changes, peppers),
             reports=Reports(storage),
         )

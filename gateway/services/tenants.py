@@ -8,11 +8,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.domain.ids import OrganizationId, TeamId, new_organization_id, new_team_id
+from gateway.domain.limits.periods import DEFAULT_ZONE
 from gateway.domain.tenancy import Organization, Team
 from gateway.errors import Conflict, NotFound
 from gateway.services.admin_changes import Change, Changes
 from gateway.services.admin_pages import Page, PageRequest, fetch_page
-from gateway.services.admin_rules import check_name, check_weight, is_id
+from gateway.services.admin_rules import check_name, check_time_zone, check_weight, is_id
 from gateway.services.audit import Actor
 from gateway.services.stores import Storage, Work
 
@@ -20,11 +21,17 @@ Tenant = TypeVar("Tenant", Organization, Team)
 
 
 class TenantChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to become different of an organization or a team."""
+    """What is to become different of an organization or a team, as far as both have it."""
 
     name: str | UnsetType = UNSET
     weight: int | UnsetType = UNSET
     is_disabled: bool | UnsetType = UNSET
+
+
+class OrganizationChange(TenantChange, frozen=True, kw_only=True):
+    """What is to become different of an organization."""
+
+    time_zone: str | UnsetType = UNSET
 
 
 class Tenants:
@@ -38,18 +45,15 @@ class Tenants:
         self._storage = storage
         self._changes = changes
 
-    async def create_organization(self, actor: Actor, *, name: str, weight: int = 1) -> Organization:
+    async def create_organization(
+        self, actor: Actor, *, name: str, weight: int = 1, time_zone: str = DEFAULT_ZONE
+    ) -> Organization:
         async with self._changes.begin(actor) as change:
-            return await add_organization(change, name=name, weight=weight)
+            return await add_organization(change, name=name, weight=weight, time_zone=time_zone)
 
     async def change_organization(self, actor: Actor, organization_id: str, wanted: TenantChange) -> Organization:
         async with self._changes.begin(actor) as change:
-            before = await require_organization(change.work, organization_id)
-            after = _changed(before, wanted, change.now_ms)
-            if after != before:
-                await change.work.organizations.replace(after)
-                change.record(f"organization.{_verb(before, after)}", after.id, before=before, after=after)
-            return after
+            return await change_organization(change, await require_organization(change.work, organization_id), wanted)
 
     async def create_team(self, actor: Actor, *, organization_id: str, name: str, weight: int = 1) -> Team:
         """Raises `Conflict` for a disabled organization too."""
@@ -59,12 +63,7 @@ class Tenants:
 
     async def change_team(self, actor: Actor, team_id: str, wanted: TenantChange) -> Team:
         async with self._changes.begin(actor) as change:
-            before = await require_team(change.work, team_id)
-            after = _changed(before, wanted, change.now_ms)
-            if after != before:
-                await change.work.teams.replace(after)
-                change.record(f"team.{_verb(before, after)}", after.id, before=before, after=after)
-            return after
+            return await change_team(change, await require_team(change.work, team_id), wanted)
 
     async def organization(self, organization_id: str) -> Organization:
         async with self._storage.reading() as work:
@@ -107,17 +106,29 @@ class Tenants:
             )
 
 
-async def add_organization(change: Change, *, name: str, weight: int) -> Organization:
+async def add_organization(change: Change, *, name: str, weight: int, time_zone: str = DEFAULT_ZONE) -> Organization:
     """Part of a larger change."""
     made = Organization(
         id=new_organization_id(change.now_ms),
         name=check_name(name),
         weight=check_weight(weight),
+        time_zone=check_time_zone(time_zone),
         created_at_ms=change.now_ms,
     )
     await change.work.organizations.add(made)
     change.record("organization.create", made.id, after=made)
     return made
+
+
+async def change_organization(change: Change, before: Organization, wanted: TenantChange) -> Organization:
+    """Part of a larger change."""
+    after = _changed(before, wanted, change.now_ms)
+    if isinstance(wanted, OrganizationChange) and wanted.time_zone is not UNSET:
+        after = msgspec.structs.replace(after, time_zone=check_time_zone(wanted.time_zone))
+    if after != before:
+        await change.work.organizations.replace(after)
+        change.record(f"organization.{_verb(before, after)}", after.id, before=before, after=after)
+    return after
 
 
 async def add_team(change: Change, organization: Organization, *, name: str, weight: int) -> Team:
@@ -134,6 +145,15 @@ async def add_team(change: Change, organization: Organization, *, name: str, wei
     await change.work.teams.add(made)
     change.record("team.create", made.id, after=made)
     return made
+
+
+async def change_team(change: Change, before: Team, wanted: TenantChange) -> Team:
+    """Part of a larger change."""
+    after = _changed(before, wanted, change.now_ms)
+    if after != before:
+        await change.work.teams.replace(after)
+        change.record(f"team.{_verb(before, after)}", after.id, before=before, after=after)
+    return after
 
 
 async def require_organization(work: Work, organization_id: str) -> Organization:

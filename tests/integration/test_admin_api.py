@@ -11,6 +11,7 @@ import pytest
 from admin_kit import MODEL, NOW_S, SOURCE, Office, ledger_row
 
 from gateway.domain.credential import ADMIN_TOKEN, issue
+from gateway.domain.ledger import Charge
 from gateway.services.stores import Storage
 from gateway.storage.database import Database
 
@@ -49,6 +50,7 @@ async def test_from_an_organization_to_a_key_and_back(office: Office) -> None:
             "id": organization["id"],
             "name": "Ácme 株式会社",
             "weight": 3,
+            "time_zone": "UTC",
             "created_at": NOW_TEXT,
             "disabled_at": None,
         }
@@ -68,6 +70,7 @@ async def test_from_an_organization_to_a_key_and_back(office: Office) -> None:
         assert raw.startswith(f"eh_{made['public_id']}_")
         assert made == {
             **wanted,
+            "networks": None,
             "id": made["id"],
             "public_id": made["public_id"],
             "pepper_id": "test",
@@ -158,7 +161,14 @@ async def test_the_ledger_and_usage_by_the_hour(office: Office, storage: Storage
         async with storage.writing() as work:
             await work.ledger.post(
                 [
-                    ledger_row(n, team_id=owners[n % 2], key_id=f"key_{n % 3}", closed_at_ms=hour_ms - n * 3_600_000)
+                    ledger_row(
+                        n,
+                        team_id=owners[n % 2],
+                        key_id=f"key_{n % 3}",
+                        closed_at_ms=hour_ms - n * 3_600_000,
+                        cost_microusd=10 + n,
+                        charges=(Charge("quota", hour_ms, n),) if n == 1 else (),
+                    )
                     for n in range(7)
                 ]
             )
@@ -171,6 +181,8 @@ async def test_the_ledger_and_usage_by_the_hour(office: Office, storage: Storage
         assert [row["request_id"] for row in rows] == [f"req_{n:032x}" for n in range(7)]
         assert rows[1]["closed_at"] == "2027-01-15T07:00:00.000Z"
         assert rows[1]["outcome"] == "finished"
+        assert (rows[0]["cost_microusd"], rows[0]["charges"], rows[1]["cost_microusd"]) == (10, [], 11)
+        assert rows[1]["charges"] == [{"quota": "quota", "ends_at": "2027-01-15T08:00:00.000Z", "units": 1}]
         red = _ok(await client.get("/ledger", params={"team_id": owners[0]}))["data"]
         assert [row["request_id"] for row in red] == [f"req_{n:032x}" for n in (0, 2, 4, 6)]
 
@@ -178,6 +190,7 @@ async def test_the_ledger_and_usage_by_the_hour(office: Office, storage: Storage
         all_at_once = _ok(await client.get("/usage", params=whole))["data"]
         assert [usage["hour"] for usage in all_at_once] == [f"2027-01-15T0{n}:00:00.000Z" for n in range(2, 9)]
         assert all_at_once[0]["requests"] == 1
+        assert [usage["cost_microusd"] for usage in all_at_once] == [16, 15, 14, 13, 12, 11, 10]
         by_page: list[dict[str, Any]] = []
         after = ""
         while after is not None:

@@ -13,6 +13,7 @@ from admin_kit import ACTOR, MODEL, NOW_S, Office, said
 from identity_kit import PEPPERS
 
 from gateway.domain.credential import API_KEY, parse
+from gateway.domain.limits.policy import Concurrency, QuotaRule
 from gateway.domain.tenancy import Organization, Team
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.services.admin_catalog import AliasChange
@@ -21,9 +22,10 @@ from gateway.services.admin_pages import PageRequest
 from gateway.services.audit import Actor
 from gateway.services.demo import first_start
 from gateway.services.stores import Storage
-from gateway.services.tenants import TenantChange
+from gateway.services.tenants import OrganizationChange, TenantChange
 
 NOW_MS = int(NOW_S * 1000)
+QUOTA = QuotaRule(unit="tokens", period="week", amount=1000)
 
 
 @pytest.fixture
@@ -50,6 +52,7 @@ class Scene:
         self.key = (await self.admin.keys.create(ACTOR, team_id=self.team.id, terms=KeyTerms(name="k"))).key
         self.token = (await self.admin.tokens.create(ACTOR, name="t", role="viewer")).token
         await self.admin.catalog.create_alias(ACTOR, name="gpt/x", model=MODEL)
+        await self.admin.limits.set(ACTOR, scope_id=self.team.id, rule=QUOTA, is_shadow=True)
 
 
 Step = Callable[[Scene], Awaitable[Any]]
@@ -61,9 +64,11 @@ CHANGES: dict[str, tuple[Step, dict[str, Any], dict[str, Any]]] = {
         {"name": "new", "weight": 7, "created_at_ms": NOW_MS, "disabled_at_ms": None},
     ),
     "organization.change": (
-        lambda s: s.admin.tenants.change_organization(ACTOR, s.organization.id, TenantChange(name="b", weight=5)),
-        {"name": "acme", "weight": 2},
-        {"name": "b", "weight": 5},
+        lambda s: s.admin.tenants.change_organization(
+            ACTOR, s.organization.id, OrganizationChange(name="b", weight=5, time_zone="Asia/Kolkata")
+        ),
+        {"name": "acme", "weight": 2, "time_zone": "UTC"},
+        {"name": "b", "weight": 5, "time_zone": "Asia/Kolkata"},
     ),
     "organization.disable": (
         lambda s: s.admin.tenants.change_organization(ACTOR, s.organization.id, TenantChange(is_disabled=True)),
@@ -92,10 +97,17 @@ CHANGES: dict[str, tuple[Step, dict[str, Any], dict[str, Any]]] = {
     ),
     "key.change": (
         lambda s: s.admin.keys.change(
-            ACTOR, s.key.id, KeyChange(endpoints=["completions"], max_queue_depth=4, expires_at_ms=NOW_MS + 1)
+            ACTOR,
+            s.key.id,
+            KeyChange(endpoints=["completions"], max_queue_depth=4, networks=["192.0.2.1"], expires_at_ms=NOW_MS + 1),
         ),
-        {"endpoints": None, "max_queue_depth": None, "expires_at_ms": None},
-        {"endpoints": ["completions"], "max_queue_depth": 4, "expires_at_ms": NOW_MS + 1},
+        {"endpoints": None, "max_queue_depth": None, "networks": None, "expires_at_ms": None},
+        {
+            "endpoints": ["completions"],
+            "max_queue_depth": 4,
+            "networks": ["192.0.2.1/32"],
+            "expires_at_ms": NOW_MS + 1,
+        },
     ),
     "key.revoke": (
         lambda s: s.admin.keys.revoke(ACTOR, s.key.id),
@@ -127,6 +139,26 @@ CHANGES: dict[str, tuple[Step, dict[str, Any], dict[str, Any]]] = {
         {"request_class": None},
         {"request_class": "batch"},
     ),
+    "limit.set": (
+        lambda s: s.admin.limits.set(ACTOR, scope_id=s.team.id, rule=Concurrency(amount=4)),
+        {},
+        {"scope": "team", "model": None, "rule": {"type": "concurrent", "amount": 4}, "is_shadow": False},
+    ),
+    "limit.remove": (
+        lambda s: s.admin.limits.remove(ACTOR, scope_id=s.team.id, name=QUOTA.name),
+        {"scope": "team", "model": None, "is_shadow": True},
+        {},
+    ),
+    "quota.top_up": (
+        lambda s: s.admin.quotas.top_up(ACTOR, scope_id=s.team.id, name=QUOTA.name, amount=5, reason="r"),
+        {},
+        {"name": "quota-tokens/week", "period_id": "2027-W02", "amount": 5, "reason": "r"},
+    ),
+    "price.add": (
+        lambda s: s.admin.prices.add(ACTOR, model=MODEL, prompt=2, completion=3),
+        {},
+        {"model": MODEL, "prompt": 2, "cached": 2, "completion": 3, "valid_from_ms": NOW_MS},
+    ),
     "alias.remove": (lambda s: s.admin.catalog.remove_alias(ACTOR, "gpt/x"), {"name": "gpt/x", "model": MODEL}, {}),
 }
 
@@ -157,7 +189,7 @@ async def test_a_change_is_one_audit_entry_one_version_and_one_announcement(offi
 
 @pytest.mark.parametrize(
     "action", ["organization.change", "organization.disable", "team.disable", "key.revoke", "admin_token.revoke",
-               "key.change", "model.disable", "alias.change"]
+               "key.change", "model.disable", "alias.change", "limit.set", "price.add"]
 )  # fmt: skip
 async def test_what_is_so_already_writes_nothing(office: Office, action: str) -> None:
     scene = Scene(office)
@@ -206,6 +238,10 @@ async def test_a_refused_change_leaves_nothing(office: Office) -> None:
         (Conflict, admin.catalog.create_alias(ACTOR, name=MODEL, model=MODEL)),
         (NotFound, admin.catalog.set_model_disabled(ACTOR, "gpt/x", is_disabled=True)),
         (NotFound, admin.catalog.remove_alias(ACTOR, "none")),
+        (InvalidRequest, tenants.create_organization(ACTOR, name="x", time_zone="Mars/Olympus")),
+        (InvalidRequest, tenants.change_organization(ACTOR, scene.organization.id, OrganizationChange(time_zone=""))),
+        (InvalidRequest, admin.keys.create(ACTOR, team_id=scene.team.id, terms=KeyTerms(name="n", networks=[]))),
+        (InvalidRequest, admin.keys.change(ACTOR, scene.key.id, KeyChange(networks=["10.0.0.1/8"]))),
     ):
         with pytest.raises(error):
             await refused

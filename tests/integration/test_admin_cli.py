@@ -5,77 +5,16 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
-import logging
-import os
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import structlog
+from cli_kit import Cli, Done, rows_of
 from sqlalchemy import delete
 
-from gateway.cli import main
 from gateway.domain.credential import ADMIN_TOKEN, API_KEY, issue, parse
 from gateway.storage.database import Database
 from gateway.storage.tables import audit
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def line(self) -> str:
-        """The only one there is on stdout."""
-        assert (self.code, self.err) == (0, "")
-        assert self.out.count("\n") == 1
-        return self.out.strip()
-
-
-class Cli:
-    """Runs commands in this process, each as if it were new."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> Done:
-        self._monkeypatch.setattr(sys, "argv", ["evenhand", *arguments])
-        self._capsys.readouterr()
-        try:
-            main()
-            code: object = 0
-        except SystemExit as e:
-            code = e.code or 0
-        said = self._capsys.readouterr()
-        assert isinstance(code, int)
-        return Done(code, said.out, said.err)
-
-
-@pytest.fixture
-def cli(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, database_url: str
-) -> Iterator[Cli]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    for name in [name for name in os.environ if name.startswith("EVENHAND_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EVENHAND_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("EVENHAND_DATABASE__URL", database_url)
-    yield Cli(monkeypatch, capsys)
-    structlog.reset_defaults()
-    root.handlers, root.level = handlers, level
-
-
-def _table(done: Done) -> list[dict[str, str]]:
-    assert (done.code, done.err) == (0, "")
-    header, *rows = [line.split("\t") for line in done.out.splitlines()]
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def test_from_an_organization_to_a_key(cli: Cli) -> None:
@@ -88,11 +27,11 @@ def test_from_an_organization_to_a_key(cli: Cli) -> None:
     public_id = parse(raw, API_KEY)
     assert public_id is not None
 
-    (row,) = _table(cli("org", "list"))
+    (row,) = rows_of(cli("org", "list"))
     assert (row["id"], row["name"], row["weight"], row["disabled_at"]) == (organization, "Ácme", "5", "-")
-    (row,) = _table(cli("team", "list", "--org", "Ácme"))
+    (row,) = rows_of(cli("team", "list", "--org", "Ácme"))
     assert (row["id"], row["organization"], row["name"], row["weight"]) == (team, "Ácme", "red", "3")
-    (row,) = _table(cli("key", "list", "--org", "Ácme", "--team", "red"))
+    (row,) = rows_of(cli("key", "list", "--org", "Ácme", "--team", "red"))
     assert (row["organization"], row["team"], row["name"], row["public_id"]) == ("Ácme", "red", "agents", public_id)
     assert row["models"] == "a,b/c"
     listed = json.loads(cli("key", "list", "--json").line)
@@ -106,12 +45,12 @@ def test_from_an_organization_to_a_key(cli: Cli) -> None:
         (("team", "disable", "--org", "Ácme", "red"), ("team", "list")),
         (("key", "revoke", row["id"]), ("key", "list", "--org", "Ácme")),
     ):
-        before = _table(cli(*table))
+        before = rows_of(cli(*table))
         assert cli(*arguments) == Done(0, "", "")
-        assert _table(cli(*table)) != before
+        assert rows_of(cli(*table)) != before
     for arguments in (("org", "enable", "Ácme"), ("team", "enable", "--org", "Ácme", "red")):
         assert cli(*arguments) == Done(0, "", "")
-    assert _table(cli("org", "list"))[0]["disabled_at"] == _table(cli("team", "list"))[0]["disabled_at"] == "-"
+    assert rows_of(cli("org", "list"))[0]["disabled_at"] == rows_of(cli("team", "list"))[0]["disabled_at"] == "-"
 
 
 def test_admin_tokens(cli: Cli) -> None:
@@ -119,11 +58,11 @@ def test_admin_tokens(cli: Cli) -> None:
     assert parse(cli("admin-token", "create", "--role", "viewer", "--name", "audit", "--expires-in", "12h").line,
                  ADMIN_TOKEN)  # fmt: skip
 
-    first, second = _table(cli("admin-token", "list"))
+    first, second = rows_of(cli("admin-token", "list"))
     assert (first["role"], first["expires_at"]) == ("admin", "-")
     assert (second["role"], second["name"], second["expires_at"] > second["created_at"]) == ("viewer", "audit", True)
     assert cli("admin-token", "revoke", first["id"]) == Done(0, "", "")
-    assert [row["revoked_at"] == "-" for row in _table(cli("admin-token", "list"))] == [False, True]
+    assert [row["revoked_at"] == "-" for row in rows_of(cli("admin-token", "list"))] == [False, True]
 
 
 def test_a_key_is_revoked_by_its_id_its_public_id_or_itself_whole_or_not(cli: Cli) -> None:
@@ -134,13 +73,13 @@ def test_a_key_is_revoked_by_its_id_its_public_id_or_itself_whole_or_not(cli: Cl
 
     for given in (raws[0], raws[1].split("_")[1], raws[2][:-9], f"eh_{raws[3].split('_')[1]}"):
         assert cli("key", "revoke", given) == Done(0, "", "")
-    alive = [row["public_id"] for row in _table(cli("key", "list")) if row["revoked_at"] == "-"]
+    alive = [row["public_id"] for row in rows_of(cli("key", "list")) if row["revoked_at"] == "-"]
     assert alive == [raws[4].split("_")[1]]
 
     for given in (others[0], others[1].split("_")[1]):
         assert cli("key", "revoke", given) == Done(1, "", "evenhand: There is no key with this id.\n")
         assert cli("admin-token", "revoke", given) == Done(0, "", "")
-    assert all(row["revoked_at"] != "-" for row in _table(cli("admin-token", "list")))
+    assert all(row["revoked_at"] != "-" for row in rows_of(cli("admin-token", "list")))
 
 
 def test_lists_tell_the_pepper_and_when_a_key_was_made(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +93,10 @@ def test_lists_tell_the_pepper_and_when_a_key_was_made(cli: Cli, monkeypatch: py
     cli(*make_key)
     cli("admin-token", "create")
 
-    keys = _table(cli("key", "list"))
+    keys = rows_of(cli("key", "list"))
     assert sorted(row["pepper_id"] for row in keys) == ["new", "old"]
     assert all(row["created_at"].startswith("20") for row in keys)
-    assert sorted(row["pepper_id"] for row in _table(cli("admin-token", "list"))) == ["new", "old"]
+    assert sorted(row["pepper_id"] for row in rows_of(cli("admin-token", "list"))) == ["new", "old"]
     assert {json.loads(line)["pepper_id"] for line in cli("key", "list", "--json").out.splitlines()} == {"new", "old"}
 
 
@@ -218,12 +157,12 @@ def test_going_down_needs_a_yes(cli: Cli) -> None:
     refused = cli("migrate", "base")
 
     assert (refused.code, refused.out) == (1, "")
-    assert refused.err.startswith("evenhand: going down from revision 0002 to base deletes all keys, the ledger and")
+    assert refused.err.startswith("evenhand: going down from revision 0003 to base deletes all keys, the ledger and")
     assert "--yes" in refused.err
     assert refused.err.count("\n") == 1
-    assert [row["name"] for row in _table(cli("org", "list"))] == ["acme"]
+    assert [row["name"] for row in rows_of(cli("org", "list"))] == ["acme"]
     assert cli("migrate", "base", "--yes") == Done(0, "base\n", "")
-    assert _table(cli("org", "list")) == []
+    assert rows_of(cli("org", "list")) == []
 
 
 def test_the_audit_names_the_user_and_a_break_is_told(cli: Cli, database_url: str) -> None:

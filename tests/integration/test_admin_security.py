@@ -16,6 +16,7 @@ from admin_kit import ACTOR, MODEL, Office, admin_routes
 from identity_kit import with_other_secret
 from sqlalchemy import select
 
+from gateway.domain.limits.policy import QuotaRule
 from gateway.services.admin_keys import KeyTerms
 from gateway.services.stores import Storage
 from gateway.storage.tables import metadata
@@ -37,6 +38,8 @@ HOSTILE = {
     "empty": "",
     "space": " ",
 }
+
+QUOTA = QuotaRule(unit="tokens", period="week", amount=1000)
 
 UNASKED = ("id", "public_id", "digest", "secret", "pepper_id", "created_at", "revoked_at", "disabled_at", "is_admin",
            "__class__", "🙂", "x" * 3000, "a`b")  # fmt: skip
@@ -69,14 +72,19 @@ class Estate:
             "team_id": team.id,
             "key_id": issued.key.id,
             "token_id": token.token.id,
+            "scope_id": team.id,
         }
+        await admin.limits.set(ACTOR, scope_id=team.id, rule=QUOTA)
+        await admin.quotas.top_up(ACTOR, scope_id=team.id, name=QUOTA.name, amount=1, reason="r")
+        await admin.prices.add(ACTOR, model=MODEL, prompt=1, completion=1)
         tenant = {"name": "n", "weight": 2}
-        limits = {"models": ["m"], "endpoints": ["chat"], "max_queue_depth": 1, "deadline_ms": 1}
+        zoned = {**tenant, "time_zone": "Asia/Kolkata"}
+        limits = {"models": ["m"], "endpoints": ["chat"], "max_queue_depth": 1, "deadline_ms": 1, "networks": ["::1"]}
         key = {"name": "n", "default_class": "batch", "expires_at": "2030-01-01T00:00:00.000Z", **limits}
         alias = {"model": MODEL, "system_default": "s", "request_class": "batch"}
         self.bodies: dict[str, dict[str, Any]] = {
-            "createOrganization": tenant,
-            "changeOrganization": {**tenant, "disabled": False},
+            "createOrganization": zoned,
+            "changeOrganization": {**zoned, "disabled": False},
             "createTeam": {**tenant, "organization_id": organization.id},
             "changeTeam": {**tenant, "disabled": False},
             "createKey": {**key, "team_id": team.id},
@@ -88,6 +96,14 @@ class Estate:
             "createAlias": {**alias, "name": "n"},
             "changeAlias": alias,
             "removeAlias": {},
+            "setLimit": {"scope_id": team.id, "model": MODEL, "shadow": True, "rule": {"kind": "output", "amount": 1}},
+            "removeLimit": {},
+            "topUp": {"name": QUOTA.name, "model": None, "amount": 1, "reason": "r", "period_id": "2027-W02"},
+            "addPrice": {
+                "model": MODEL,
+                "valid_from": "2030-01-01T00:00:00.000Z",
+                **dict.fromkeys(("prompt", "cached", "completion"), 2),
+            },
         }
 
     def requests(self) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
@@ -96,7 +112,8 @@ class Estate:
             path = template.removeprefix("/admin/api")
             for name, value in self.places.items():
                 path = path.replace(f"{{{name}:str}}", value)
-            path = path.replace("{name:path}", MODEL if "/models/" in path else "gpt/x")
+            names = {"models": MODEL, "aliases": "gpt/x", "limits": QUOTA.name}
+            path = path.replace("{name:path}", names.get(path.split("/")[1], ""))
             assert "{" not in path, f"a place of {template} is not known to this test"
             body = None if method == "GET" else self.bodies[handler.operation_id]
             yield handler.operation_id, method, path, body
@@ -115,7 +132,7 @@ async def estate(office: Office) -> Estate:
 def test_every_route_says_what_it_needs_and_reading_is_all_that_get_does(office: Office) -> None:
     routes = list(admin_routes(office.app))
 
-    assert len(routes) >= 25
+    assert len(routes) >= 34
     for method, path, handler in routes:
         assert handler.opt.get("permission") == ("read" if method == "GET" else "change"), f"{method} {path}"
 
@@ -204,13 +221,14 @@ async def test_hostile_text_in_any_field_is_text_or_is_refused(estate: Estate) -
 
 
 async def test_hostile_text_in_any_place_or_query_is_not_found_or_refused(estate: Estate) -> None:
-    queries = ("limit", "after", "organization_id", "team_id", "from", "until", "x")
+    queries = ("limit", "after", "organization_id", "team_id", "scope", "scope_id", "model", "from", "until", "x")
     async with estate.office.client(await estate.office.token()) as client:
         for text in HOSTILE.values():
             quoted = quote(text.encode("utf-8", "surrogatepass"), safe="")
             for operation, method, path, body in estate.requests():
-                place = next((p for p in [*estate.places.values(), MODEL, "gpt/x"] if f"/{p}" in path), None)
-                if place is not None and text.strip():
+                for place in [p for p in [*estate.places.values(), MODEL, "gpt/x", QUOTA.name] if f"/{p}" in path]:
+                    if not text.strip():
+                        continue
                     response = await client.request(method, path.replace(place, quoted), json=body)
                     _check(response, f"{operation} {text!r:.60}")
                     assert response.status_code in (404, 405), response.text
@@ -296,5 +314,5 @@ def _check(response: httpx.Response, what: str) -> None:
 
 
 async def _everything_is_still_there(client: httpx.AsyncClient) -> None:
-    for path in ("/organizations", "/teams", "/keys", "/admin-tokens", "/models", "/audit"):
+    for path in ("/organizations", "/teams", "/keys", "/admin-tokens", "/models", "/audit", "/limits", "/prices"):
         assert (await client.get(path)).json()["data"], path

@@ -16,12 +16,13 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from gateway.domain.audit import AuditEntry
 from gateway.domain.catalog import Model
 from gateway.domain.ids import KeyId, OrganizationId, RequestId, TeamId
-from gateway.domain.ledger import LedgerRow
+from gateway.domain.ledger import Charge, LedgerRow
 from gateway.domain.tenancy import Role
 from gateway.services.admin_tokens import AdminAuthenticator
 from gateway.services.administration import Administration
 from gateway.services.audit import Actor
 from gateway.services.stores import Storage
+from gateway.services.throttle import Guesses, Throttle
 from gateway.web.admin.router import admin_router
 from gateway.web.errors import ErrorResponses
 
@@ -61,6 +62,8 @@ class Office:
     """Administration, and what it stands on."""
 
     storage: Storage
+    guesses: Guesses | None = None
+    changes: Throttle | None = None
     clock: SteppedClock = field(default_factory=lambda: SteppedClock(NOW_S))
     feed: CountingFeed = field(default_factory=CountingFeed)
     admin: Administration = field(init=False)
@@ -68,9 +71,12 @@ class Office:
 
     def __post_init__(self) -> None:
         self.admin = Administration.over(self.storage, self.feed, PEPPERS, self.clock)
-        authenticator = AdminAuthenticator(self.storage, PEPPERS, self.clock)
+        authenticator = AdminAuthenticator(self.storage, PEPPERS, self.clock, self.guesses)
+        router = admin_router(
+            self.admin, authenticator, self.clock, body_timeout_s=BODY_TIMEOUT_S, changes=self.changes
+        )
         self.app = Litestar(
-            route_handlers=[admin_router(self.admin, authenticator, self.clock, body_timeout_s=BODY_TIMEOUT_S)],
+            route_handlers=[router],
             exception_handlers={Exception: ErrorResponses(CountingMetrics())},  # type: ignore[arg-type]
             openapi_config=None,
             logging_config=None,
@@ -128,7 +134,15 @@ def said(text: str) -> dict[str, Any]:
     return value
 
 
-def ledger_row(number: int, *, team_id: str, key_id: str, closed_at_ms: int) -> LedgerRow:
+def ledger_row(
+    number: int,
+    *,
+    team_id: str,
+    key_id: str,
+    closed_at_ms: int,
+    cost_microusd: int = 0,
+    charges: tuple[Charge, ...] = (),
+) -> LedgerRow:
     return LedgerRow(
         request_id=RequestId(f"req_{number:032x}"),
         opened_at_ms=closed_at_ms,
@@ -154,4 +168,6 @@ def ledger_row(number: int, *, team_id: str, key_id: str, closed_at_ms: int) -> 
         engine_us=4,
         ttft_us=5,
         total_us=6,
+        cost_microusd=cost_microusd,
+        charges=charges,
     )

@@ -77,6 +77,19 @@ def test_an_alias_that_a_path_would_change_is_refused(name: str) -> None:
         (rules.check_queue_depth, 0, "max_queue_depth"),
         (rules.check_deadline, 0, "deadline_ms"),
         (rules.check_deadline, 86_400_001, "deadline_ms"),
+        (rules.check_networks, [], "networks"),
+        (rules.check_networks, ["::1"] * 101, "networks"),
+        (rules.check_networks, ["::1", "x"], "networks[1]"),
+        (rules.check_time_zone, "", "time_zone"),
+        (rules.check_time_zone, "Mars/Olympus", "time_zone"),
+        (rules.check_time_zone, "../UTC", "time_zone"),
+        (rules.check_time_zone, "Europe", "time_zone"),
+        (rules.check_time_zone, "UTC\n", "time_zone"),
+        (rules.check_time_zone, "\udcff", "time_zone"),
+        (rules.check_time_zone, "x" * 65, "time_zone"),
+        (rules.check_reason, "", "reason"),
+        (rules.check_reason, "x" * 201, "reason"),
+        (rules.check_reason, "a\tb", "reason"),
         (rules.check_system_default, "", "system_default"),
         (rules.check_system_default, "a\x00", "system_default"),
         (rules.check_system_default, "x" * 20_001, "system_default"),
@@ -100,12 +113,55 @@ def test_a_value_out_of_range_is_refused_with_its_field(check: Check, value: Any
         (rules.check_queue_depth, None, None),
         (rules.check_deadline, 86_400_000, 86_400_000),
         (rules.check_system_default, "a\n\tb\r\n", "a\n\tb\r\n"),
+        (rules.check_networks, None, None),
+        (rules.check_networks, ["10.0.0.0/8", "192.0.2.7", "10.0.0.0/8"], ("10.0.0.0/8", "192.0.2.7/32")),
+        (rules.check_networks, ["2001:DB8:0::/32", "0.0.0.0/0", "::/0"], ("2001:db8::/32", "0.0.0.0/0", "::/0")),
+        (rules.check_networks, ["::ffff:192.0.2.0/120", "::ffff:a00:1"], ("192.0.2.0/24", "10.0.0.1/32")),
+        (rules.check_time_zone, "Etc/GMT+5", "Etc/GMT+5"),
+        (rules.check_time_zone, "America/Argentina/Buenos_Aires", "America/Argentina/Buenos_Aires"),
+        (rules.check_reason, "quarterly reports, как всегда", "quarterly reports, как всегда"),
         (lambda at: rules.check_expiry(at, 1000), 1001, 1001),
         (lambda at: rules.check_expiry(at, 1000), None, None),
     ],
 )
 def test_a_value_within_its_range_is_kept(check: Check, value: Any, kept: Any) -> None:
     assert check(value) == kept
+
+
+_HOW = "'networks[0]' must be a network such as 10.0.0.0/8 or 2001:db8::/32, or one address"
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("10.0.0.1/8", f"{_HOW}; that of this address is 10.0.0.0/8."),
+        ("2001:db8::1/32", f"{_HOW}; that of this address is 2001:db8::/32."),
+        ("::ffff:10.0.0.1/104", f"{_HOW}; that of this address is ::ffff:a00:0/104."),
+        *(
+            (text, f"{_HOW}.")
+            for text in (
+                "", "/", "/8", "x", "localhost", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.0/8 ",
+                "10.0.0.0/255.0.0.0", "10.0.0.0/0.255.255.255", "10.0.0.0/8/8", "10.0.0", "010.0.0.0/8", "::/129",
+                "fe80::1%eth0", "fe80::%eth0/64", "10.0.0.0/٨", "1" * 5000, "\x00", "\udcff", "10.0.0.0-10.0.0.9",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_network_is_told_how_one_is_written(network: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        rules.check_networks([network])
+    assert refused.value.message == message
+
+
+def test_a_key_that_may_be_used_from_nowhere_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(InvalidRequest, match="null lets a key be used from everywhere, and one that"):
+        rules.check_networks([])
+
+
+@pytest.mark.parametrize("zone", ["localtime", "posixrules", "Factory", "right/UTC", "posix/Europe/Berlin"])
+def test_a_zone_that_is_another_one_on_every_machine_is_refused(zone: str) -> None:
+    with pytest.raises(InvalidRequest, match="time zone"):
+        rules.check_time_zone(zone)
 
 
 @pytest.mark.parametrize(

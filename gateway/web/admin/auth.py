@@ -11,10 +11,11 @@ from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
 from litestar.handlers import BaseRouteHandler
 from litestar.middleware import ASGIMiddleware
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import ASGIApp, Guard, Receive, Scope, Send
 
 from gateway.domain.tenancy import AdminToken
 from gateway.services.admin_tokens import AdminAuthenticator, Permission, require_permission
+from gateway.services.throttle import Throttle, check_changes
 
 PERMISSION = "permission"
 
@@ -40,12 +41,24 @@ class AdminAuthentication(ASGIMiddleware):
         return self
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        scope["auth"] = await self._authenticator.authenticate(scope["headers"])
+        address = scope["state"]["client_address"]
+        scope["auth"] = await self._authenticator.authenticate(scope["headers"], address)
         await next_app(scope, receive, send)
 
 
-def check_permission(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard. OPTIONS, which the framework answers, tells only what methods there are."""
-    token: AdminToken = connection.scope["auth"]
-    needed: Permission | None = handler.opt.get(PERMISSION)
-    require_permission(token, "read" if connection.scope.get("method") == "OPTIONS" else needed)
+def permission_guard(changes: Throttle) -> Guard:
+    """Whether the caller's role may do what the route does, and a change may come now.
+
+    OPTIONS, which the framework answers, tells only what methods there are.
+    """
+
+    async def check(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        token: AdminToken = connection.scope["auth"]
+        needed: Permission | None = handler.opt.get(PERMISSION)
+        if connection.scope.get("method") == "OPTIONS":
+            needed = "read"
+        require_permission(token, needed)
+        if needed == "change":
+            await check_changes(changes, token.id)
+
+    return check

@@ -37,6 +37,9 @@ class AdminHttp:
         self.keys = administration.keys
         self.tokens = administration.tokens
         self.catalog = administration.catalog
+        self.limits = administration.limits
+        self.quotas = administration.quotas
+        self.prices = administration.prices
         self.reports = administration.reports
         self._clock = clock
         self._body_timeout_s = body_timeout_s
@@ -58,16 +61,22 @@ class AdminHttp:
         Raises:
             BodyTooLarge, SlowRequest, InvalidRequest, ClientGone: it cannot be read, or is not of that kind.
         """
+        self.query(request, NoQuery)
         return decoder.decode(await self._read(request))
 
     async def no_body(self, request: AdminRequest) -> None:
-        """None, or an empty object. Raises what `body` raises."""
+        """None, or an empty object, and no query. Raises what `body` raises."""
+        await self.query_alone(request, NoQuery)
+
+    async def query_alone(self, request: AdminRequest, kind: type[T]) -> T:
+        """The query of a request without a body. Raises what `body` raises."""
+        query = self.query(request, kind)
         body = await self._read(request)
         if body.strip():
             _nothing.decode(body)
+        return query
 
     async def _read(self, request: AdminRequest) -> bytes:
-        self.query(request, NoQuery)
         return await read_body(request.scope, request.receive, MAX_BODY_BYTES, self._body_timeout_s)
 
     def query(self, request: AdminRequest, kind: type[T]) -> T:

@@ -47,7 +47,7 @@ class KeysController(Controller):
     async def change(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], key_id: FromPath[str]
     ) -> dict[str, Any]:
-        """Another name, scope, class, limit or expiry; raises `NotFound`, or `Conflict` if it is revoked."""
+        """Another name, scope, class, bound, networks or expiry; raises `NotFound`, or `Conflict` if it is revoked."""
         wanted = await admin.body(request, _changed)
         return to_wire(await admin.keys.change(admin.actor(request), key_id, wanted.change()))
 

@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from gateway.web.admin.auth import READ
 from gateway.web.admin.http import AdminHttp, AdminRequest
 from gateway.web.admin.schema import OfTeamQuery, PageQuery, UsageQuery
-from gateway.web.admin.wire import audit_to_wire, page_to_wire, usage_to_wire
+from gateway.web.admin.wire import audit_to_wire, ledger_to_wire, page_to_wire, usage_to_wire
 
 
 class ReportsController(Controller):
@@ -25,7 +25,7 @@ class ReportsController(Controller):
     async def ledger(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
         """Settled requests, of all or of one team, the newest first."""
         query = admin.query(request, OfTeamQuery)
-        return page_to_wire(await admin.reports.ledger(query.page, team_id=query.team_id))
+        return page_to_wire(await admin.reports.ledger(query.page, team_id=query.team_id), ledger_to_wire)
 
     @get("/usage", operation_id="listUsage", opt=READ)
     async def usage(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:

@@ -8,10 +8,14 @@ from litestar.di import Provide
 from gateway.services.admin_tokens import AdminAuthenticator
 from gateway.services.administration import Administration
 from gateway.services.ports import Clock
-from gateway.web.admin.auth import AdminAuthentication, check_permission
+from gateway.services.throttle import Throttle, Unthrottled
+from gateway.web.admin.auth import AdminAuthentication, permission_guard
 from gateway.web.admin.catalog import AdminModelsController, AliasesController
 from gateway.web.admin.http import AdminHttp
 from gateway.web.admin.keys import KeysController
+from gateway.web.admin.limits import LimitsController
+from gateway.web.admin.prices import PricesController
+from gateway.web.admin.quotas import QuotasController
 from gateway.web.admin.reports import ReportsController
 from gateway.web.admin.tenants import OrganizationsController, TeamsController
 from gateway.web.admin.tokens import AdminTokensController
@@ -24,8 +28,13 @@ def admin_router(
     clock: Clock,
     *,
     body_timeout_s: float,
+    changes: Throttle | None = None,
 ) -> Router:
-    """``/admin/api``. The application's exception handler makes problem+json of errors below it."""
+    """``/admin/api``. The application's exception handler makes problem+json of errors below it.
+
+    Args:
+        changes: of one token; None lets any number pass.
+    """
     admin = AdminHttp(administration, clock, body_timeout_s=body_timeout_s)
     return Router(
         f"{ADMIN_PATH}/api",
@@ -36,10 +45,13 @@ def admin_router(
             AdminTokensController,
             AdminModelsController,
             AliasesController,
+            LimitsController,
+            QuotasController,
+            PricesController,
             ReportsController,
         ],
         middleware=[AdminAuthentication(authenticator)],
-        guards=[check_permission],
+        guards=[permission_guard(changes or Unthrottled())],
         dependencies={"admin": Provide(lambda: admin, sync_to_thread=False)},
         # Answers hold keys, or what is true only now.
         response_headers={"cache-control": "no-store"},

@@ -13,13 +13,16 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.domain.ledger import HOUR_MS
+from gateway.domain.limits.periods import DEFAULT_ZONE
+from gateway.domain.limits.policy import Scope
 from gateway.domain.principal import RequestClass
 from gateway.domain.request import Endpoint
 from gateway.domain.tenancy import Role
+from gateway.limit_notation import RuleForm
 from gateway.services.admin_catalog import AliasChange
 from gateway.services.admin_keys import KeyChange, KeyTerms
 from gateway.services.admin_pages import MAX_PAGE, PageRequest
-from gateway.services.tenants import TenantChange
+from gateway.services.tenants import OrganizationChange, TenantChange
 from gateway.web.admin.times import to_ms
 from gateway.web.query import time_ms
 
@@ -36,6 +39,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class NewOrganization(Body):
     name: str
     weight: int = 1
+    time_zone: str = DEFAULT_ZONE
 
 
 class NewTeam(Body):
@@ -45,7 +49,7 @@ class NewTeam(Body):
 
 
 class ChangedTenant(Body):
-    """Of an organization or a team."""
+    """Of a team; an organization has more."""
 
     name: str | UnsetType = UNSET
     weight: int | UnsetType = UNSET
@@ -53,6 +57,15 @@ class ChangedTenant(Body):
 
     def change(self) -> TenantChange:
         return TenantChange(name=self.name, weight=self.weight, is_disabled=self.disabled)
+
+
+class ChangedOrganization(ChangedTenant):
+    time_zone: str | UnsetType = UNSET
+
+    def change(self) -> OrganizationChange:
+        return OrganizationChange(
+            name=self.name, weight=self.weight, time_zone=self.time_zone, is_disabled=self.disabled
+        )
 
 
 class NewKey(Body):
@@ -63,6 +76,7 @@ class NewKey(Body):
     endpoints: list[Endpoint] | None = None
     max_queue_depth: int | None = None
     deadline_ms: int | None = None
+    networks: list[str] | None = None
     expires_at: Time | None = None
 
     def terms(self) -> KeyTerms:
@@ -73,6 +87,7 @@ class NewKey(Body):
             endpoints=self.endpoints,
             max_queue_depth=self.max_queue_depth,
             deadline_ms=self.deadline_ms,
+            networks=self.networks,
             expires_at_ms=to_ms(self.expires_at),
         )
 
@@ -84,6 +99,7 @@ class ChangedKey(Body):
     endpoints: list[Endpoint] | UnsetType | None = UNSET
     max_queue_depth: int | UnsetType | None = UNSET
     deadline_ms: int | UnsetType | None = UNSET
+    networks: list[str] | UnsetType | None = UNSET
     expires_at: Time | UnsetType | None = UNSET
 
     def change(self) -> KeyChange:
@@ -94,6 +110,7 @@ class ChangedKey(Body):
             endpoints=self.endpoints,
             max_queue_depth=self.max_queue_depth,
             deadline_ms=self.deadline_ms,
+            networks=self.networks,
             expires_at_ms=UNSET if self.expires_at is UNSET else to_ms(self.expires_at),
         )
 
@@ -124,6 +141,33 @@ class ChangedAlias(Body):
         return AliasChange(model=self.model, system_default=self.system_default, request_class=self.request_class)
 
 
+class NewLimit(Body, kw_only=True):
+    """Set in place of the one with its scope, model and name."""
+
+    scope_id: str
+    model: str | None = None
+    rule: RuleForm
+    shadow: bool = False
+
+
+class NewTopUp(Body, kw_only=True):
+    model: str | None = None
+    name: str
+    period_id: str | None = None
+    amount: int
+    reason: str
+
+
+class NewPrice(Body, kw_only=True):
+    """Micro-USD for a million tokens."""
+
+    model: str
+    valid_from: Time | None = None
+    prompt: int
+    cached: int | None = None
+    completion: int
+
+
 class Nothing(Body):
     """The body of what needs none; it may be left out."""
 
@@ -139,6 +183,19 @@ class PageQuery(Body):
     @property
     def page(self) -> PageRequest:
         return PageRequest(self.limit, self.after)
+
+
+class ModelQuery(Body):
+    model: str | None = None
+
+
+class LimitsQuery(PageQuery):
+    scope: Scope | None = None
+    scope_id: str | None = None
+
+
+class PricesQuery(PageQuery):
+    model: str | None = None
 
 
 class TeamsQuery(PageQuery):

@@ -8,13 +8,22 @@ from litestar.params import FromPath
 
 from gateway.web.admin.auth import CHANGE, READ
 from gateway.web.admin.http import AdminHttp, AdminRequest
-from gateway.web.admin.schema import ChangedTenant, NewOrganization, NewTeam, NoQuery, PageQuery, TeamsQuery
+from gateway.web.admin.schema import (
+    ChangedOrganization,
+    ChangedTenant,
+    NewOrganization,
+    NewTeam,
+    NoQuery,
+    PageQuery,
+    TeamsQuery,
+)
 from gateway.web.admin.wire import page_to_wire, to_wire
 from gateway.web.decoding import BodyDecoder
 
 _new_organization = BodyDecoder(NewOrganization)
 _new_team = BodyDecoder(NewTeam)
-_changed = BodyDecoder(ChangedTenant)
+_changed_organization = BodyDecoder(ChangedOrganization)
+_changed_team = BodyDecoder(ChangedTenant)
 
 
 class OrganizationsController(Controller):
@@ -33,7 +42,9 @@ class OrganizationsController(Controller):
     async def create(self, request: AdminRequest, admin: NamedDependency[AdminHttp]) -> dict[str, Any]:
         """An organization without teams; raises `Conflict` if the name is taken."""
         wanted = await admin.body(request, _new_organization)
-        made = await admin.tenants.create_organization(admin.actor(request), name=wanted.name, weight=wanted.weight)
+        made = await admin.tenants.create_organization(
+            admin.actor(request), name=wanted.name, weight=wanted.weight, time_zone=wanted.time_zone
+        )
         return to_wire(made)
 
     @get("/{organization_id:str}", operation_id="getOrganization", opt=READ)
@@ -48,8 +59,8 @@ class OrganizationsController(Controller):
     async def change(
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], organization_id: FromPath[str]
     ) -> dict[str, Any]:
-        """Another name or weight, disabled or not; raises `NotFound`, or `Conflict` if the name is taken."""
-        wanted = await admin.body(request, _changed)
+        """Another name, weight or time zone, disabled or not; raises `NotFound`, or `Conflict` for a taken name."""
+        wanted = await admin.body(request, _changed_organization)
         return to_wire(await admin.tenants.change_organization(admin.actor(request), organization_id, wanted.change()))
 
 
@@ -87,5 +98,5 @@ class TeamsController(Controller):
         self, request: AdminRequest, admin: NamedDependency[AdminHttp], team_id: FromPath[str]
     ) -> dict[str, Any]:
         """Another name or weight, disabled or not; raises `NotFound`, or `Conflict` if the name is taken."""
-        wanted = await admin.body(request, _changed)
+        wanted = await admin.body(request, _changed_team)
         return to_wire(await admin.tenants.change_team(admin.actor(request), team_id, wanted.change()))

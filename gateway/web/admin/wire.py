@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.domain.audit import AuditEntry
-from gateway.domain.ledger import HourlyUsage
+from gateway.domain.ledger import HourlyUsage, LedgerRow
+from gateway.domain.limits.policy import Limit, Price
 from gateway.domain.tenancy import AdminToken, ApiKey
+from gateway.limit_notation import form_of
 from gateway.services.admin_pages import Page
+from gateway.services.admin_quotas import QuotaStatus
 from gateway.services.audit import describe
 from gateway.web.admin.times import to_iso
 
@@ -32,6 +35,53 @@ def to_wire(value: msgspec.Struct) -> Wire:
     if isinstance(value, ApiKey | AdminToken):
         wire["pepper_id"] = value.secret.pepper_id
     return wire
+
+
+def limit_to_wire(limit: Limit) -> Wire:
+    """The rule is as it can be set again."""
+    return {
+        "scope": limit.scope,
+        "scope_id": limit.scope_id,
+        "model": limit.model,
+        "name": limit.name,
+        "rule": form_of(limit.rule),
+        "shadow": limit.is_shadow,
+        "changed_at": to_iso(limit.changed_at_ms),
+    }
+
+
+def quota_to_wire(status: QuotaStatus) -> Wire:
+    """Amounts are in the quota's unit."""
+    limit, rule = status.limit, status.rule
+    return {
+        "scope": limit.scope,
+        "scope_id": limit.scope_id,
+        "model": limit.model,
+        "name": limit.name,
+        "unit": rule.unit,
+        "period": rule.period,
+        "period_id": status.period.id,
+        "period_start": to_iso(status.period.start_ms),
+        "period_end": to_iso(status.period.end_ms),
+        "amount": rule.amount,
+        "topped_up": status.topped_up,
+        "committed": status.committed,
+        "percent": status.percent,
+        "hard": rule.is_hard,
+        "shadow": limit.is_shadow,
+        "alerts": rule.alerts,
+        "alerts_reached": [{"percent": each.percent, "at": to_iso(each.at_ms)} for each in status.alerts],
+    }
+
+
+def price_to_wire(price: Price) -> Wire:
+    return {
+        "model": price.model,
+        "valid_from": to_iso(price.valid_from_ms),
+        "prompt": price.prompt,
+        "cached": price.cached,
+        "completion": price.completion,
+    }
 
 
 def page_to_wire(page: Page[T], convert: Callable[[T], Wire] = to_wire) -> Wire:
@@ -56,6 +106,12 @@ def audit_to_wire(entry: AuditEntry) -> Wire:
     }
 
 
+def ledger_to_wire(row: LedgerRow) -> Wire:
+    """Of each charge whose quota it is for, which is its meter's key, until when that counts, and how much it was."""
+    charges = [{"quota": each.key, "ends_at": to_iso(each.ends_at_ms), "units": each.units} for each in row.charges]
+    return to_wire(row) | {"charges": charges}
+
+
 def usage_to_wire(usage: HourlyUsage) -> Wire:
     """The sums beside what they are of."""
     totals = usage.totals
@@ -70,4 +126,5 @@ def usage_to_wire(usage: HourlyUsage) -> Wire:
         "cached_tokens": totals.cached_tokens,
         "completion_tokens": totals.completion_tokens,
         "engine_us": totals.engine_us,
+        "cost_microusd": totals.cost_microusd,
     }
