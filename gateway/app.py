@@ -14,6 +14,8 @@ from gateway.backends.local_pool import open_local_pool
 from gateway.clock import SystemClock
 from gateway.domain.principal import TeamNames
 from gateway.journal.folder import new_writer_id
+from gateway.limit_opening import OpenedLimits, in_memory, open_limits
+from gateway.limits.throttles import Throttles
 from gateway.pepper_file import load_peppers
 from gateway.services.admin_tokens import AdminAuthenticator
 from gateway.services.administration import Administration
@@ -23,16 +25,23 @@ from gateway.services.bookkeeping import Bookkeeping
 from gateway.services.catalog import Catalog, FixedListing, Listings
 from gateway.services.directory import Directory
 from gateway.services.inference import Inference
+from gateway.services.limit_keeping import LimitKeeping
+from gateway.services.limit_reports import LimitReports
+from gateway.services.limiter import Limiter
 from gateway.services.lookup import RequestLookup
 from gateway.services.metering import MeteringRecorder, Recorders
 from gateway.services.ports import Backend, Clock, Readiness
+from gateway.services.quota_alerts import QuotaAlerts
 from gateway.services.recovery import FinalsSource
+from gateway.services.refresher import Refresher
 from gateway.services.roll import Roll
+from gateway.services.throttle import Guesses
 from gateway.services.usage import UsageReports
 from gateway.settings import ServerSettings, Settings
 from gateway.shutdown import Shutdown
 from gateway.storage.opening import open_database, open_feed
 from gateway.storage.schema import migrate
+from gateway.telemetry.limit_metrics import LimitMetrics
 from gateway.telemetry.logging import configure_logging
 from gateway.telemetry.metrics import EngineLoad, GatewayMetrics, metrics_server
 from gateway.telemetry.recorder import TelemetryRecorder
@@ -44,6 +53,7 @@ from gateway.web.inference import InferenceHttp
 from gateway.web.middleware import RequestContext
 from gateway.web.openai.chat import ChatController
 from gateway.web.openai.completions import CompletionsController
+from gateway.web.openai.limits import LimitsController
 from gateway.web.openai.models import ModelsController
 from gateway.web.openai.standing import RequestsController
 from gateway.web.openai.usage import UsageController
@@ -103,13 +113,35 @@ def create_app(
     writer_id = new_writer_id()
     pool = open_pool(settings, writer_id)
     roll = Roll(database, directory, pool.set_weights)
-    books = Bookkeeping(settings.home, database, pool.finals, clock, writer_id=writer_id)
+    limits = open_limits(settings, clock)
+    limiter = Limiter(
+        limits.store, clock, owner=writer_id, lease_s=settings.limits.lease_s, refresh=Refresher(directory)
+    )
+    keeping = LimitKeeping(limiter, database, clock)
+    alerts = QuotaAlerts(database, clock, limiter.quotas.get)
+    books = Bookkeeping(
+        settings.home,
+        database,
+        pool.finals,
+        clock,
+        writer_id=writer_id,
+        on_posted=(keeping.posted, alerts.posted),
+        on_recovered=(keeping.recovered, alerts.posted),
+        is_told=keeping.is_told,
+    )
+    keeping.is_recovered = lambda: books.is_recovered
     administration = Administration.over(database, feed, peppers, clock)
+    redis_url, rates = settings.redis.url, settings.throttle
+    throttles = Throttles(None if redis_url is None else redis_url.get_secret_value())
+
+    def guesses(kind: str, rate: str) -> Guesses:
+        return Guesses(throttles.throttle(f"failed-{kind}", rate), throttles.throttle(f"unknown-{kind}", rate))
 
     @asynccontextmanager
     async def hub(_: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(database.close)
+            stack.push_async_callback(throttles.close)
             if feed is not None:
                 stack.push_async_callback(feed.close)
             await migrate(database)
@@ -117,23 +149,29 @@ def create_app(
             await stack.enter_async_context(directory.running())
             await stack.enter_async_context(pool.connection())
             await stack.enter_async_context(roll.running())
-            await stack.enter_async_context(books.running())
+            await stack.enter_async_context(alerts.running())
+            await stack.enter_async_context(books.running())  # which end knowing what the store of limits has not taken
+            await stack.enter_async_context(keeping.running())
             yield
 
     return build(
         backend=pool.backend,
-        authenticator=Authenticator(directory, peppers, clock),
+        authenticator=Authenticator(directory, peppers, clock, guesses("keys", rates.failed_keys)),
         listings=directory,
         books=books.recorder,
         usage=UsageReports(database, clock),
         lookup=RequestLookup(pool.backend, database, books.recorder, clock),
         admin=admin_router(
             administration,
-            AdminAuthenticator(database, peppers, clock),
+            AdminAuthenticator(database, peppers, clock, guesses("tokens", rates.failed_admin_tokens)),
             clock,
             body_timeout_s=settings.server.body_timeout_s,
+            changes=throttles.throttle("changes", rates.admin_changes),
         ),
         storage_readiness=directory.readiness,
+        limiter=limiter,
+        limits=limits,
+        throttles_are_alone=lambda: throttles.is_alone,
         server=settings.server,
         clock=clock,
         shutdown=shutdown,
@@ -156,6 +194,9 @@ def build(
     lookup: RequestLookup | None = None,
     admin: Router | None = None,
     storage_readiness: Callable[[], Readiness] | None = None,
+    limiter: Limiter | None = None,
+    limits: OpenedLimits | None = None,
+    throttles_are_alone: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
     shutdown: Shutdown | None = None,
     lifespan: Sequence[Resource] = (),
@@ -170,6 +211,7 @@ def build(
         listings: the catalogue; None has no aliases.
         books: keeps the ledger; None keeps none. Without `usage`, `lookup` and `admin` their routes are not there.
         shutdown: how far the process is on its way out; None never leaves.
+        limiter: what requests may use, and `limits` where that is kept; None keeps it in memory.
         lifespan: resources to hold while it runs, in order.
         load: asks the engine how busy it is, for the metrics.
         team_names: of the team with a fairness node, for the metrics.
@@ -184,25 +226,38 @@ def build(
             return storage
         if books is not None and not (kept := books.readiness()).is_ready:
             return kept
-        return backend.readiness()
+        engine = backend.readiness()
+        return limits.readiness() if engine.is_ready and limits is not None else engine
 
     metrics = GatewayMetrics(
         lambda: backend.readiness().is_ready,
+        limits_are_up=(lambda: True) if limits is None else limits.is_up,
+        throttles_are_alone=throttles_are_alone,
         max_teams=server.metrics_teams,
         team_names=team_names,
         teams_file=teams_file,
     )
     errors = ErrorResponses(metrics)
-    catalog = Catalog(backend, listings or FixedListing())
+    clock = clock or SystemClock()
+    listings = listings or FixedListing()
+    limiter = limiter or Limiter(in_memory(clock), clock)
+    limiter.events = LimitMetrics(metrics.registry)
+    limit_reports = LimitReports(limiter, listings)
+    catalog = Catalog(backend, listings)
     telemetry = TelemetryRecorder(metrics)
     recorder = telemetry if books is None else Recorders(books, telemetry)
     inference = InferenceHttp(
-        Inference(backend, catalog, clock or SystemClock(), recorder),
+        Inference(backend, catalog, clock, recorder, limiter),
         max_body_bytes=server.max_body_bytes,
         body_timeout_s=server.body_timeout_s,
         heartbeat_s=server.heartbeat_s,
     )
-    controllers: list[type[Controller]] = [ChatController, CompletionsController, ModelsController]
+    controllers: list[type[Controller]] = [
+        ChatController,
+        CompletionsController,
+        ModelsController,
+        LimitsController,
+    ]
     if usage is not None:
         controllers.append(UsageController)
     if lookup is not None:
@@ -234,6 +289,7 @@ def build(
             "inference": Provide(lambda: inference, sync_to_thread=False),
             "catalog": Provide(lambda: catalog, sync_to_thread=False),
             "readiness": Provide(readiness, sync_to_thread=False),
+            "limits": Provide(lambda: limit_reports, sync_to_thread=False),
             "usage": Provide(lambda: usage, sync_to_thread=False),
             "lookup": Provide(lambda: lookup, sync_to_thread=False),
         },

@@ -4,7 +4,7 @@
     ├── InvalidRequest                 400
     │   └── ContextLengthExceeded      400  context_length_exceeded
     ├── InvalidKey                     401  invalid_api_key
-    ├── NotAllowed                     403  (why: team_disabled, organization_disabled, endpoint_not_allowed, …)
+    ├── NotAllowed                     403  (why: team_disabled, network_not_allowed, endpoint_not_allowed, …)
     ├── NotFound                       404
     │   ├── ModelNotFound              404  model_not_found
     │   └── RequestNotFound            404  request_not_found
@@ -14,6 +14,11 @@
     ├── Conflict                       409  conflict
     ├── BodyTooLarge                   413  request_too_large
     ├── QueueFull                      429  queue_full (with retry-after)
+    ├── LimitExceeded                  429  rate_limit_exceeded (with the limit, and retry-after if waiting helps)
+    │   ├── ConcurrencyExceeded        429  concurrency_limit_exceeded
+    │   └── QuotaExceeded              429  insufficient_quota
+    ├── TooManyAttempts                429  too_many_attempts (with retry-after)
+    ├── TooManyChanges                 429  too_many_changes (with retry-after)
     ├── HeadersTooLarge                431  headers_too_large
     ├── InternalError                  500  internal_error
     └── Unavailable                    503  (with retry-after)
@@ -26,6 +31,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -36,7 +42,7 @@ class EvenhandError(Exception):
         code: a stable word for programs, or None.
         status: HTTP status.
         type: the family of the error, as the OpenAI API names it.
-        retry_after_s: when trying again makes sense (1 to 30 s), or None.
+        retry_after_s: when trying again makes sense, at least 1, or None.
         should_retry: overrides what clients conclude from the status; None leaves it to them.
         param: the request field that is at fault, if it is about one.
         is_settled: the request had run; its end is on record already.
@@ -184,6 +190,93 @@ class QueueFull(EvenhandError):
         super().__init__(
             f"This key may have {limit} waiting requests, and has them. Please try again when some have been answered.",
             retry_after_s=1,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachedLimit:
+    """The limit that refuses a request, as its caller may know it.
+
+    Attributes:
+        name: as administrators set it, for example ``tokens/minute``.
+        scope: ``organization``, ``team`` or ``key``.
+        model: that it holds for; None is all.
+        amount: of the limit, in its units, top-ups included.
+        remaining: in its units; below 0 in debt.
+        wait_ms: after which the same request would be taken, were it alone; None if that cannot be told.
+        full_ms: of a rate: after which all of it is there again.
+    """
+
+    name: str
+    scope: str
+    model: str | None
+    amount: int
+    remaining: int
+    wait_ms: int | None
+    full_ms: int | None = None
+
+
+class LimitExceeded(EvenhandError):
+    """A rate has too little left for the request. Nothing has been consumed.
+
+    Attributes:
+        is_by_share: only this process's share of the limit was looked at, since what all share did not answer.
+    """
+
+    code = "rate_limit_exceeded"
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, limit: ReachedLimit, *, is_never: bool = False) -> None:
+        wait_ms = limit.wait_ms
+        super().__init__(message, retry_after_s=None if wait_ms is None else -(-wait_ms // 1000))
+        self.limit = limit
+        self.is_by_share = False
+        self.retry_after_ms = wait_ms
+        if is_never:
+            self.should_retry = False  # type: ignore[misc]  # the same request can never be taken
+
+
+class ConcurrencyExceeded(LimitExceeded):
+    """As many requests run at a time as may."""
+
+    code = "concurrency_limit_exceeded"
+
+
+class QuotaExceeded(LimitExceeded):
+    """The period's contract is used up; trying again helps when it ends, or when somebody tops it up."""
+
+    code = "insufficient_quota"
+    type = "insufficient_quota"
+    should_retry = False
+
+
+class TooManyAttempts(EvenhandError):
+    """Too many wrong keys or tokens came from the caller's network address."""
+
+    code = "too_many_attempts"
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(
+            "Too many wrong keys or tokens came from your network address, so this one was not accepted: it is wrong, "
+            f"or was not used here lately. Please try again in {retry_after_s} seconds.",
+            retry_after_s=retry_after_s,
+        )
+
+
+class TooManyChanges(EvenhandError):
+    """An admin token asks for more changes than one may in a time."""
+
+    code = "too_many_changes"
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(
+            f"This token has asked for too many changes. Please try again in {retry_after_s} seconds.",
+            retry_after_s=retry_after_s,
         )
 
 

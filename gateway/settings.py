@@ -6,6 +6,7 @@ and the environment. Knows nothing of what the values are for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,23 @@ def _split(value: object) -> object:
     return value
 
 
+_RATE = re.compile(
+    r"\s*([0-9]{1,6})\s*(?:/|\s+per\s+)\s*([0-9]{1,3})?\s*(?:second|minute|hour|day)s?\s*", re.IGNORECASE
+).fullmatch
+
+
+def _rate(text: str) -> str:
+    """What the library `limits` reads as one rate, with periods that make sense here; or off."""
+    if text != "off":
+        found = _RATE(text)
+        if found is None:
+            raise ValueError("must be a rate such as 30/minute, 5/second or 10 per 5 minutes, or off")
+        if int(found[1]) == 0 or found[2] == "0":
+            raise ValueError("must let something pass; to have no throttle, write off")
+    return text
+
+
+Rate = Annotated[str, AfterValidator(_rate)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, BeforeValidator(_split)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -92,7 +110,8 @@ class ServerSettings(Section):
 
     trusted_proxies: Networks = ()
     """Addresses or networks, for example `10.0.0.0/8`, of proxies in front: what they say in `x-forwarded-for` is
-    believed, for the audit and the logs. Anybody else's forwarded headers are ignored."""
+    believed, for networks of keys, for throttles, for the audit and the logs. Anybody else's forwarded headers are
+    ignored."""
 
     heartbeat_s: float = Field(default=10.0, gt=0)
     """Seconds between signs of life on a stream that waits for its next token."""
@@ -132,6 +151,25 @@ class RedisSettings(Section):
     keys and other changes at once; without it each one finds out within a second or two by asking the database."""
 
 
+class LimitSettings(Section):
+    """How limits and quotas are kept. What they are is set by administrators, with `evenhand limit` and others."""
+
+    when_unavailable: Literal["refuse", "degrade"] = "refuse"
+    """What becomes of requests that a limit holds for while Redis does not answer. `refuse` answers 503. `degrade` lets
+    each process allow its share of rates, soft quotas and numbers of requests, by `limits.processes`; where a hard
+    quota holds it still answers 503. Without `redis.url` limits are kept in the one process there is."""
+
+    processes: int = Field(default=1, ge=1, le=10_000)
+    """Gateway processes on all hosts together, for `limits.when_unavailable`: `server.workers` or more. More than there
+    are is safe."""
+
+    lease_s: float = Field(default=15.0, ge=1, le=3600)
+    """Seconds after which what a request has reserved is settled by others, if its process is not heard of."""
+
+    answer_s: float = Field(default=0.15, ge=0.01, le=10)
+    """Seconds that Redis gets to answer, and to be connected to."""
+
+
 class AuthSettings(Section):
     """How keys are kept."""
 
@@ -139,6 +177,22 @@ class AuthSettings(Section):
     """Secrets that digests of keys are made with, as `ID:SECRET`, separated by commas; the first makes new ones, all
     are accepted. A secret has 32 bytes or more as hexadecimal digits. Every host needs the same. Unset is a file,
     `pepper.key`, in `EVENHAND_HOME`, made at first start. Whoever loses them has to make all keys anew."""
+
+
+class ThrottleSettings(Section):
+    """What comes too often is refused with 429 and `retry-after`. `off` lets everything pass."""
+
+    failed_keys: Rate = "30/minute"
+    """Wrong API keys that a network address may send, and different ones of them that are looked up for it. A right key
+    is let in all the same, unless a process sees it for the first time just then. Of IPv6 a /64 counts as one address.
+    Behind a proxy set `server.trusted_proxies`, else all its clients count as one. With `redis.url` all processes count
+    together; a rate that is changed begins anew."""
+
+    failed_admin_tokens: Rate = "10/minute"
+    """The same of admin tokens."""
+
+    admin_changes: Rate = "300/minute"
+    """Requests to the admin API that are to change something, by token. Commands are not counted."""
 
 
 class EngineSettings(Section):
@@ -232,7 +286,9 @@ class Settings(BaseSettings):
     server: ServerSettings = ServerSettings()
     database: DatabaseSettings = DatabaseSettings()
     redis: RedisSettings = RedisSettings()
+    limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
+    throttle: ThrottleSettings = ThrottleSettings()
     engine: EngineSettings = EngineSettings()
     log: LogSettings = LogSettings()
 
@@ -264,6 +320,17 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"server.workers is {self.server.workers}, but more than one worker needs database.url (PostgreSQL) "
                 "and redis.url, through which workers share what they know"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_are_of_all_processes(self) -> Self:
+        workers, limits = self.server.workers, self.limits
+        if limits.when_unavailable == "degrade" and workers > limits.processes:
+            raise ValueError(
+                f"server.workers is {workers}, but limits.processes is {limits.processes}: with "
+                "limits.when_unavailable = degrade it has to count the gateway processes of all hosts, since each "
+                "allows its share of the limits"
             )
         return self
 

@@ -144,7 +144,12 @@ class LocalPrepared:
         window: int,
     ) -> None:
         self.model = request.model
-        self.num_prompt_tokens = sum(len(ids) for ids in token_ids)
+        self.prompt_lengths = [len(ids) for ids in token_ids]
+        self.num_prompt_tokens = sum(self.prompt_lengths)
+        self.output_caps = [
+            room if request.max_output_tokens is None else min(request.max_output_tokens, room)
+            for room in (window - length for length in self.prompt_lengths)
+        ]
         self.num_parts = len(token_ids)
         self.echo_texts = echo_texts
         self._client = client
@@ -153,22 +158,25 @@ class LocalPrepared:
         self._assets = assets
         self._sampling = sampling
         self._token_ids = token_ids
-        self._window = window
 
-    def start(self, info: RequestInfo) -> LocalGeneration:
+    def start(
+        self, info: RequestInfo, output_caps: Sequence[int] | None = None, held_cap: int | None = None
+    ) -> LocalGeneration:
         request = self._request
+        caps = self.output_caps if output_caps is None else output_caps
         path = self._weights.path(info.path)
         streams: list[Stream] = []
         try:
-            for i, ids in enumerate(self._token_ids):
-                room = self._window - len(ids)
+            for i, (ids, cap) in enumerate(zip(self._token_ids, caps, strict=True)):
+                is_held = held_cap is not None and held_cap < cap
                 stream = self._client.submit(
                     self.model,
                     request_id=info.request_id if len(self._token_ids) == 1 else f"{info.request_id}-{i}",
                     token_ids=ids,
                     sampling=self._sampling,
                     path=path,
-                    output_cap=room if request.max_output_tokens is None else min(request.max_output_tokens, room),
+                    output_cap=held_cap if is_held and held_cap is not None else cap,
+                    hold_at_cap=is_held,
                     request_class=info.request_class,
                     cache_salt=info.principal.cache_salt,
                     num_choices=request.num_choices,
@@ -184,7 +192,8 @@ class LocalPrepared:
             tokenizer=self._assets.tokenizer,
             stops=request.stop,
             num_choices=request.num_choices,
-            num_prompt_tokens=self.num_prompt_tokens,
+            prompt_lengths=self.prompt_lengths,
+            output_caps=caps,
         )
 
 

@@ -6,7 +6,7 @@ One generation may span several engine requests (a completion's list of prompts)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from engine.errors import EngineError, RequestRejected
@@ -17,6 +17,7 @@ from gateway.backends.choice_text import ChoiceText
 from gateway.domain.events import ChoiceFinished, GenerationEvent, TokenChance, TokenLogprob
 from gateway.domain.usage import EngineTimings, TokenUsage, over_parts
 from gateway.errors import DeadlineExceeded, EngineDown, EvenhandError, InvalidRequest
+from gateway.services.ports import Progress
 
 RETRY_AFTER_S = 5
 """An engine that is started again is up after about this long, or twice."""
@@ -28,6 +29,8 @@ class Stream(Protocol):
     async def __anext__(self) -> Output: ...
 
     def abort(self) -> None: ...
+
+    def raise_cap(self, output_cap: int) -> None: ...
 
 
 def to_gateway_error(
@@ -45,6 +48,8 @@ class LocalGeneration:
 
     Args:
         streams: one for each prompt, each with `num_choices` choices.
+        prompt_lengths: tokens of each prompt.
+        output_caps: for each prompt: most output tokens of one answer, whatever is raised.
     """
 
     def __init__(
@@ -54,13 +59,16 @@ class LocalGeneration:
         tokenizer: Tokenizer,
         stops: Sequence[str],
         num_choices: int,
-        num_prompt_tokens: int,
+        prompt_lengths: Sequence[int],
+        output_caps: Sequence[int],
     ) -> None:
         self._streams = streams
         self._source: _Single | _Several = _Single(streams[0]) if len(streams) == 1 else _Several(streams)
         self._tokenizer = tokenizer
         self._num_choices = num_choices
-        self._num_prompt_tokens = num_prompt_tokens
+        self._prompt_lengths = prompt_lengths
+        self._output_caps = output_caps
+        self._call_held: Callable[[], None] | None = None
         self._choices = [_Choice(i, tokenizer, stops) for i in range(len(streams) * num_choices)]
         self._num_open = self._num_unsettled = len(self._choices)
         self._is_lost = False
@@ -79,6 +87,24 @@ class LocalGeneration:
         for stream in self._streams:
             stream.abort()
 
+    def raise_cap(self, output_cap: int) -> None:
+        for stream, most in zip(self._streams, self._output_caps, strict=True):
+            stream.raise_cap(min(output_cap, most))
+            if output_cap >= most:
+                stream.raise_cap(most)  # the last word: it may have no more than it asked for
+
+    def on_held(self, call: Callable[[], None]) -> None:
+        self._call_held = call
+
+    @property
+    def progress(self) -> Progress:
+        is_open = [choice for choice in self._choices if choice.is_open]
+        return Progress(
+            num_open=len(is_open),
+            ended_tokens=sum(choice.num_tokens for choice in self._choices if not choice.is_open),
+            most_tokens=max((choice.num_tokens for choice in is_open), default=0),
+        )
+
     async def wait_ended(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
@@ -96,10 +122,9 @@ class LocalGeneration:
         n = self._num_choices
         groups = [self._choices[i : i + n] for i in range(0, len(self._choices), n)]
         return TokenUsage(
-            prompt_tokens=self._num_prompt_tokens,
+            prompt_tokens=sum(map(_prompt_tokens, self._prompt_lengths, groups)),
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
-            # The choices of a prompt find each other's work in the cache; only what was there before counts.
-            cached_tokens=sum(min(choice.num_cached_tokens or 0 for choice in group) for group in groups),
+            cached_tokens=sum(map(_cached_tokens, groups)),
         )
 
     @property
@@ -121,6 +146,8 @@ class LocalGeneration:
             self._settle(choice, output)
             return []
         choice.read(output, self._tokenizer)
+        if output.held_at_cap and self._call_held is not None:
+            self._call_held()
         finish = output.finish
         if finish in ("abort", "deadline", "error"):
             self._settle(choice, output)
@@ -151,7 +178,7 @@ class LocalGeneration:
 
     def _settle(self, choice: _Choice, output: Output) -> None:
         """Keep the final counts, if these are they."""
-        choice.num_cached_tokens = output.num_cached_tokens
+        choice.note_counts(output)
         if choice.is_open:
             choice.num_tokens = max(choice.num_tokens, output.num_delivered_tokens)
         if output.finish is not None:
@@ -169,9 +196,19 @@ class _Choice:
         is_settled: the engine has ended it.
         num_tokens: output tokens that count.
         num_cached_tokens: prompt tokens that this choice found in the cache; None before it has run.
+        num_computed_tokens: tokens that the engine has computed or found in the cache for it.
     """
 
-    __slots__ = ("_detokenizer", "index", "is_open", "is_settled", "num_cached_tokens", "num_tokens", "text")
+    __slots__ = (
+        "_detokenizer",
+        "index",
+        "is_open",
+        "is_settled",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_tokens",
+        "text",
+    )
 
     def __init__(self, index: int, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.index = index
@@ -180,6 +217,7 @@ class _Choice:
         self.is_settled = False
         self.num_tokens = 0
         self.num_cached_tokens: int | None = None
+        self.num_computed_tokens = 0
         self._detokenizer = Detokenizer(tokenizer)
 
     def read(self, output: Output, tokenizer: Tokenizer) -> None:
@@ -196,7 +234,11 @@ class _Choice:
         if output.finish in ("stop", "length"):
             text.end(self._detokenizer.flush())
         self.num_tokens = text.num_tokens
+        self.note_counts(output)
+
+    def note_counts(self, output: Output) -> None:
         self.num_cached_tokens = output.num_cached_tokens
+        self.num_computed_tokens = max(output.num_computed_tokens, output.num_cached_tokens)
 
 
 class _Single:
@@ -230,6 +272,18 @@ class _Several:
             return
         except EngineError as e:
             self._news.put_nowait(e)
+
+
+def _prompt_tokens(length: int, group: Sequence[_Choice]) -> int:
+    """Of a prompt that its choices were to answer, as much as was computed or found in the cache."""
+    if any(choice.num_tokens or not choice.is_open for choice in group):
+        return length
+    return min(length, max(choice.num_computed_tokens for choice in group))
+
+
+def _cached_tokens(group: Sequence[_Choice]) -> int:
+    """The choices of a prompt find each other's work in the cache; only what was there before counts."""
+    return min(choice.num_cached_tokens or 0 for choice in group)
 
 
 def _logprob(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> TokenLogprob:

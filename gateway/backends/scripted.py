@@ -22,7 +22,7 @@ from gateway.domain.request import Conversation, GenerationRequest, Prompt, Text
 from gateway.domain.standing import LiveRequest
 from gateway.domain.usage import EngineTimings, FinishReason, TokenUsage
 from gateway.errors import ContextLengthExceeded, EngineDown, EvenhandError, ModelNotFound
-from gateway.services.ports import Readiness
+from gateway.services.ports import Progress, Readiness
 
 LOGPROB = -0.5
 """Of every scripted token; the alternatives are ever half as likely."""
@@ -94,7 +94,7 @@ class ScriptedBackend:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._scripts = scripts
-        self._window = window
+        self.window = window
         self._gates: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
         self._num_waiting = 0
@@ -103,7 +103,7 @@ class ScriptedBackend:
         self.generations: deque[ScriptedGeneration] = deque(maxlen=num_kept)
 
     def cards(self) -> Sequence[ModelCard]:
-        return [ModelCard(id=name, created=0, max_model_len=self._window) for name in self._scripts]
+        return [ModelCard(id=name, created=0, max_model_len=self.window) for name in self._scripts]
 
     def readiness(self) -> Readiness:
         return Readiness(self.is_up, "" if self.is_up else "the scripted engine is down")
@@ -134,8 +134,8 @@ class ScriptedBackend:
         if not self.is_up:
             raise EngineDown("The engine is not available right now. Please try again shortly.", retry_after_s=2)
         for prompt in request.prompts:
-            if num_tokens(prompt) >= self._window:
-                raise ContextLengthExceeded(window=self._window, num_prompt_tokens=num_tokens(prompt))
+            if num_tokens(prompt) >= self.window:
+                raise ContextLengthExceeded(window=self.window, num_prompt_tokens=num_tokens(prompt))
         return ScriptedPrepared(self, script, request)
 
     def gate(self, name: str) -> asyncio.Event:
@@ -168,17 +168,31 @@ class ScriptedPrepared:
 
     def __init__(self, backend: ScriptedBackend, script: Script, request: GenerationRequest) -> None:
         self.model = request.model
-        self.num_prompt_tokens = sum(num_tokens(prompt) for prompt in request.prompts)
+        self.prompt_lengths = [num_tokens(prompt) for prompt in request.prompts]
+        self.num_prompt_tokens = sum(self.prompt_lengths)
+        self.output_caps = [
+            room if request.max_output_tokens is None else min(request.max_output_tokens, room)
+            for room in (backend.window - length for length in self.prompt_lengths)
+        ]
         self.num_parts = len(request.prompts)
         self.echo_texts = [_text(prompt) for prompt in request.prompts] if request.echo else []
         self._backend = backend
         self._script = script
         self._request = request
 
-    def start(self, info: RequestInfo) -> ScriptedGeneration:
+    def start(
+        self, info: RequestInfo, output_caps: Sequence[int] | None = None, held_cap: int | None = None
+    ) -> ScriptedGeneration:
         if self._script.refuse is not None:
             raise self._script.refuse
-        generation = ScriptedGeneration(self._backend, self._script, self._request, info, self.num_prompt_tokens)
+        caps = [
+            cap
+            for cap in (self.output_caps if output_caps is None else output_caps)
+            for _ in range(self._request.num_choices)
+        ]
+        generation = ScriptedGeneration(
+            self._backend, self._script, self._request, info, self.num_prompt_tokens, caps, held_cap
+        )
         self._backend.generations.append(generation)
         self._backend.note_change()
         return generation
@@ -200,7 +214,19 @@ class ScriptedGeneration:
         request: GenerationRequest,
         info: RequestInfo,
         num_prompt_tokens: int,
+        caps: Sequence[int],
+        held_cap: int | None,
     ) -> None:
+        """
+        Args:
+            caps: most output tokens of each answer.
+            held_cap: all of them wait there, until it is raised.
+        """
+        self._caps = caps
+        self._held_cap = held_cap
+        self._is_last_word = False
+        self._raised = asyncio.Event()
+        self._call_held: Callable[[], None] | None = None
         self.request = request
         self.info = info
         self.num_told = 0
@@ -219,6 +245,11 @@ class ScriptedGeneration:
     async def __anext__(self) -> Sequence[GenerationEvent]:
         steps = self._script.steps
         while self._open:
+            if (held := self._held()) is not None:
+                events = await self._wait_at_cap(held)
+                if events:
+                    return self._told(events)
+                continue
             step = steps[self._position] if self._position < len(steps) else None
             if isinstance(step, Say):
                 await asyncio.sleep(0)  # a real engine is waited for, too
@@ -227,11 +258,49 @@ class ScriptedGeneration:
             else:
                 events = await self._step(step)
             if events:
-                self.num_told += len(events)
-                self.ended = self.ended or not self._open
-                self._backend.note_change()
-                return events
+                return self._told(events)
         raise StopAsyncIteration
+
+    def raise_cap(self, output_cap: int) -> None:
+        if self._held_cap is not None and output_cap > self._held_cap:
+            self._held_cap = output_cap
+        else:
+            self._is_last_word = True
+        self._raised.set()
+
+    def on_held(self, call: Callable[[], None]) -> None:
+        self._call_held = call
+
+    @property
+    def progress(self) -> Progress:
+        sizes = [choice.num_tokens for choice in self._choices]
+        return Progress(
+            num_open=len(self._open),
+            ended_tokens=sum(size for i, size in enumerate(sizes) if i not in self._open),
+            most_tokens=max((sizes[i] for i in self._open), default=0),
+        )
+
+    def _held(self) -> list[int] | None:
+        """The answers that are at the held cap, if there are any; all wait for them then."""
+        if self._held_cap is None:
+            return None
+        at_cap = [i for i in self._open if self._choices[i].num_tokens >= self._held_cap]
+        return at_cap or None
+
+    async def _wait_at_cap(self, held: list[int]) -> list[GenerationEvent]:
+        if self._is_last_word:
+            return [event for i in held for event in self._close(i, "length")]
+        self._raised.clear()
+        if self._call_held is not None:
+            self._call_held()
+        await self._raised.wait()
+        return []
+
+    def _told(self, events: list[GenerationEvent]) -> list[GenerationEvent]:
+        self.num_told += len(events)
+        self.ended = self.ended or not self._open
+        self._backend.note_change()
+        return events
 
     def abort(self) -> None:
         if not self.ended:
@@ -279,8 +348,7 @@ class ScriptedGeneration:
     def _say(self, index: int, piece: str) -> list[GenerationEvent]:
         choice = self._choices[index]
         choice.push(piece, self._logprob(piece))
-        limit = self.request.max_output_tokens
-        if choice.stopped or choice.num_tokens == limit:
+        if choice.stopped or choice.num_tokens == self._caps[index]:
             return self._close(index, "stop" if choice.stopped else "length")
         delta = choice.take(last=False)
         return [] if delta is None else [delta]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from gateway.domain.ids import RequestId
+from gateway.domain.ledger import LedgerRow
 from gateway.journal.folder import JournalFolder
 from gateway.journal.writer import JournalWriter
 from gateway.services.metering import MeteringRecorder
@@ -17,6 +19,8 @@ from gateway.services.recovery import FinalsSource, Recovery
 from gateway.services.stores import Storage
 
 logger = logging.getLogger(__name__)
+
+OnPosted = Callable[[Sequence[LedgerRow]], None]
 
 RETRY_S = 1.0
 DRAIN_S = 5.0
@@ -28,6 +32,8 @@ class Bookkeeping:
 
     Args:
         writer_id: new for this process (`gateway.journal.folder.new_writer_id`), and its client id at the engines.
+        on_posted: told, in this order, as `Poster`'s; those of `on_recovered` as `Recovery`'s `on_posted`.
+        is_told: as `Poster`'s and `Recovery`'s.
 
     Attributes:
         recorder: to be told of every request.
@@ -45,13 +51,30 @@ class Bookkeeping:
         *,
         writer_id: str,
         drain_s: float = DRAIN_S,
+        on_posted: Sequence[OnPosted] = (),
+        on_recovered: Sequence[OnPosted] = (),
+        is_told: Callable[[RequestId], bool] = lambda _: True,
     ) -> None:
         folder = JournalFolder(home)
         self._journal = JournalWriter(folder, writer_id)
         self._drain_s = drain_s
         self.recorder = MeteringRecorder(self._journal, clock)
-        self._poster = Poster(self._journal, storage, self.recorder.posted)
-        self._recovery = Recovery(folder, storage, finals, clock, writer_id=writer_id, is_open=self.recorder.is_open)
+        self._poster = Poster(self._journal, storage, _all_of([self.recorder.posted, *on_posted]), is_told)
+        self._recovery = Recovery(
+            folder,
+            storage,
+            finals,
+            clock,
+            writer_id=writer_id,
+            is_open=self.recorder.is_open,
+            on_posted=_all_of(on_recovered),
+            is_told=is_told,
+        )
+
+    @property
+    def is_recovered(self) -> bool:
+        """Nothing of dead processes with this home waits to be entered in the ledger."""
+        return self._recovery.is_idle
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -76,6 +99,14 @@ class Bookkeeping:
                 is_finished = await self._poster.drain(self._drain_s) and not self.recorder.num_unwritten
             finally:
                 self._journal.close(remove=is_finished)
+
+
+def _all_of(listeners: Sequence[OnPosted]) -> OnPosted:
+    def tell(rows: Sequence[LedgerRow]) -> None:
+        for listener in listeners:
+            listener(rows)
+
+    return tell
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from gateway.domain.catalog import ModelCard
@@ -36,6 +36,16 @@ class Generation(Protocol):
     def abort(self) -> None:
         """Stop the engine's work at once; legal in every state and any number of times."""
 
+    def raise_cap(self, output_cap: int) -> None:
+        """Of a generation started with a `held_cap`: each answer may have so many tokens now, as far as it asked for
+        them. The same cap again is the last word: answers end there, with ``length``."""
+
+    def on_held(self, call: Callable[[], None]) -> None:
+        """Have `call` called whenever an answer waits at its held cap."""
+
+    @property
+    def progress(self) -> Progress: ...
+
     async def wait_ended(self, timeout_s: float) -> None:
         """Wait until the engine has told the final counts, no longer than `timeout_s`; never raises for the engine."""
 
@@ -45,11 +55,25 @@ class Generation(Protocol):
 
     @property
     def usage(self) -> TokenUsage:
-        """So far; final once `ended`."""
+        """So far; final once `ended`. Of a prompt that was not computed to its end, only what was."""
 
     @property
     def timings(self) -> EngineTimings | None:
         """Known once `ended`, if the engine told."""
+
+
+class Progress(NamedTuple):
+    """How far the answers of a generation are.
+
+    Attributes:
+        num_open: answers that go on.
+        ended_tokens: output of those that do not.
+        most_tokens: output of the longest one that goes on.
+    """
+
+    num_open: int
+    ended_tokens: int
+    most_tokens: int
 
 
 class Prepared(Protocol):
@@ -64,6 +88,14 @@ class Prepared(Protocol):
         """Exact, over all prompts."""
 
     @property
+    def prompt_lengths(self) -> Sequence[int]:
+        """Tokens of each prompt."""
+
+    @property
+    def output_caps(self) -> Sequence[int]:
+        """For each prompt: most output tokens of one answer, by the request and the model's window."""
+
+    @property
     def num_parts(self) -> int:
         """Engine requests that it is handed over as (`Opening.num_parts`)."""
 
@@ -71,8 +103,15 @@ class Prepared(Protocol):
     def echo_texts(self) -> Sequence[str]:
         """The prompts as text, one each, if the request asked for them; else empty."""
 
-    def start(self, info: RequestInfo) -> Generation:
-        """Hand it to the engine; called at most once. Raises `Unavailable` if the engine cannot take it."""
+    def start(
+        self, info: RequestInfo, output_caps: Sequence[int] | None = None, held_cap: int | None = None
+    ) -> Generation:
+        """Hand it to the engine; called at most once. Raises `Unavailable` if the engine cannot take it.
+
+        Args:
+            output_caps: as the property, or lower.
+            held_cap: answers that are longer wait there for `Generation.raise_cap`.
+        """
 
 
 class Backend(Protocol):

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from gateway.domain.ids import RequestId
 from gateway.domain.ledger import LedgerRow
 from gateway.errors import StorageDown
 from gateway.journal.tail import JournalTail
@@ -38,6 +39,8 @@ class Poster:
 
     Args:
         on_posted: told of rows that are in the ledger from now on.
+        is_told: whether everybody else who has to be told of a settled request has been; until then the journal stays,
+            for the next process to tell them.
     """
 
     def __init__(
@@ -45,11 +48,12 @@ class Poster:
         journal: JournalWriter,
         storage: Storage,
         on_posted: Callable[[Sequence[LedgerRow]], None] = lambda _: None,
+        is_told: Callable[[RequestId], bool] = lambda _: True,
     ) -> None:
         self._journal = journal
         self._storage = storage
         self._on_posted = on_posted
-        self._tail = JournalTail(journal.folder, journal.writer_id, is_finished=False)
+        self._tail = JournalTail(journal.folder, journal.writer_id, is_finished=False, is_told=is_told)
         self._pause_s = FIRST_PAUSE_S
 
     async def run(self) -> None:
@@ -71,7 +75,7 @@ class Poster:
         except (TimeoutError, StorageDown, OSError) as e:
             logger.warning("the journal is not posted to its end: %s", type(e).__name__)
             return False
-        return not (self._tail.open or self._tail.damaged)
+        return not (self._tail.open or self._tail.damaged or self._tail.has_untold)
 
     async def _keep_posting(self) -> None:
         while True:

@@ -57,6 +57,7 @@ class _Case:
 
     Attributes:
         since_s: when all that it had closed was posted; None before that.
+        is_posted: all of its requests are in the ledger; somebody may still have to be told of some.
         found: final counts by the id of the part.
         settled: ids of parts that the engines may forget.
         failure: what went wrong last, so that it is said only once.
@@ -68,6 +69,7 @@ class _Case:
     since_s: float | None
     found: dict[str, EngineFinal]
     settled: set[str]
+    is_posted: bool = False
     failure: str = ""
 
 
@@ -78,6 +80,9 @@ class Recovery:
         writer_id: this process' own.
         is_open: whether this process has still to settle a request of its own.
         grace_s: how long engines that do not answer are waited for.
+        on_posted: told of rows of dead processes that are in the ledger from now on; it may hear of one twice.
+        is_told: whether it has passed on what it was told of a request. The journal stays until then: if this process
+            dies, too, the next one tells it again.
     """
 
     def __init__(
@@ -90,6 +95,8 @@ class Recovery:
         writer_id: str,
         is_open: Callable[[str], bool],
         grace_s: float = GRACE_S,
+        on_posted: Callable[[Sequence[LedgerRow]], None] = lambda _: None,
+        is_told: Callable[[RequestId], bool] = lambda _: True,
     ) -> None:
         self._folder = folder
         self._storage = storage
@@ -98,9 +105,17 @@ class Recovery:
         self._writer_id = writer_id
         self._is_open = is_open
         self._grace_s = grace_s
+        self._on_posted = on_posted
+        self._is_told = is_told
+        self._has_looked = False
         self._cases: dict[str, _Case] = {}
         self._unusable: set[str] = set()  # writers whose lock cannot even be looked at; that is said only once
         self._next_own_s = clock.monotonic() + OWN_EVERY_S
+
+    @property
+    def is_idle(self) -> bool:
+        """There is no dead process whose requests are not all in the ledger."""
+        return self._has_looked and all(case.is_posted for case in self._cases.values())
 
     async def run(self) -> None:
         """Until cancelled; what is not finished then is left to the next process."""
@@ -117,6 +132,7 @@ class Recovery:
             self._find()
         except OSError as e:
             logger.error("the journals cannot be looked through (error %s)", e.errno)  # noqa: TRY400 - no bug
+        self._has_looked = True
         for case in list(self._cases.values()):
             try:
                 if await self._advance(case):
@@ -157,36 +173,45 @@ class Recovery:
                 continue
             self._unusable.discard(writer_id)
             if lock is not None:
-                tail = JournalTail(self._folder, writer_id, is_finished=True)
+                tail = JournalTail(self._folder, writer_id, is_finished=True, is_told=self._is_told)
                 self._cases[writer_id] = _Case(writer_id, lock, tail, None, {}, set())
 
     async def _advance(self, case: _Case) -> bool:
         """Whether it is finished. Raises `StorageDown`."""
+        if not case.is_posted:
+            case.is_posted = await self._post_all(case)
+        if not case.is_posted or case.tail.has_untold:
+            return False
+        case.tail.remove_all()
+        return True
+
+    async def _post_all(self, case: _Case) -> bool:
+        """Whether all of its requests are in the ledger. Raises `StorageDown`."""
         if case.since_s is None:
             await self._post_closed(case)
             case.since_s = self._clock.monotonic()
         is_complete = await self._collect(case)
         is_over = is_complete or self._clock.monotonic() - case.since_s >= self._grace_s
         await self._settle(case, everything=is_over)
-        if not is_over:
-            return False
-        await self._finals.collect(case.writer_id, sorted(case.settled))
-        case.tail.remove_all()
-        return True
+        if is_over:
+            await self._finals.collect(case.writer_id, sorted(case.settled))
+        return is_over
 
     async def _post_closed(self, case: _Case) -> None:
         num_posted, is_last = 0, False
         while not is_last:
             batch = case.tail.read()
             num_posted += await post(self._storage, batch.rows)
+            self._on_posted(batch.rows)
             case.tail.commit(batch)
             is_last = batch.is_last
         # Some may have been closed in a file that is gone, or settled by a recovery that was cut short.
         request_ids = list(case.tail.open)
         for begin in range(0, len(request_ids), MAX_ROWS):
             async with self._storage.reading() as work:
-                present = await work.ledger.present(request_ids[begin : begin + MAX_ROWS])
-            case.tail.close([RequestId(request_id) for request_id in present])
+                rows = await work.ledger.rows(request_ids[begin : begin + MAX_ROWS])
+            self._on_posted(rows)
+            case.tail.close([row.request_id for row in rows])
         logger.info(
             "journal %s is of a dead process: %d requests posted, %d were open",
             case.writer_id,
@@ -218,7 +243,9 @@ class Recovery:
         ]
         for begin in range(0, len(ready), MAX_ROWS):
             some = ready[begin : begin + MAX_ROWS]
-            await post(self._storage, [self._lost(case, request) for request in some])
+            rows = [self._lost(case, request) for request in some]
+            await post(self._storage, rows)
+            self._on_posted(rows)
             case.settled.update(self._parts_found(case, some))
             case.tail.close([request.opening.request_id for request in some])
 

@@ -75,4 +75,5 @@ def _sum(totals: Sequence[UsageTotals]) -> UsageTotals:
         cached_tokens=sum(each.cached_tokens for each in totals),
         completion_tokens=sum(each.completion_tokens for each in totals),
         engine_us=sum(each.engine_us for each in totals),
+        cost_microusd=sum(each.cost_microusd for each in totals),
     )

@@ -43,6 +43,7 @@ class GatewayMetrics:
     """The metric objects, in a registry of their own.
 
     Args:
+        throttles_are_alone: each process counts for itself what they should count together.
         max_teams: teams with labels of their own: the first so many that this process sees.
         team_names, teams_file: see `TeamMetrics`.
     """
@@ -51,12 +52,16 @@ class GatewayMetrics:
         self,
         engine_is_up: Callable[[], bool],
         *,
+        limits_are_up: Callable[[], bool] = lambda: True,
+        throttles_are_alone: Callable[[], bool] = lambda: False,
         max_teams: int = 200,
         team_names: Callable[[str], TeamNames | None] = nobody_known,
         teams_file: Path | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._engine_is_up = engine_is_up
+        self._limits_are_up = limits_are_up
+        self._throttles_are_alone = throttles_are_alone
         self._labels = TeamLabels(max_teams)
         self._by_model: dict[str, _ModelMeters] = {}
         self._by_team: dict[TeamNames, _TeamMeters] = {}
@@ -140,6 +145,18 @@ class GatewayMetrics:
             registry=registry,
             multiprocess_mode="livemin",
         )
+        self._limits_up = Gauge(
+            "evenhand_limits_up",
+            "1 if limits can be checked where all processes share them.",
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self._throttles_alone = Gauge(
+            "evenhand_throttles_alone",
+            "1 if Redis is set up and did not count for throttles lately, so that this process does for itself.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self._running = Gauge(
             "evenhand_engine_running",
             "Sequences that have a slot in the engine.",
@@ -186,8 +203,10 @@ class GatewayMetrics:
             observe(gap_s)
 
     def refresh(self, load: EngineLoad | None) -> None:
-        """Say how it stands with the engine now; `load` is None if it does not answer."""
+        """Say how it stands with engine and throttles now; `load` is None if the engine does not answer."""
         self._engine_up.set(self._engine_is_up())
+        self._limits_up.set(self._limits_are_up())
+        self._throttles_alone.set(self._throttles_are_alone())
         self._teams.update(None if load is None else load.teams)
         if load is not None:
             self._running.labels(load.model).set(load.num_running)

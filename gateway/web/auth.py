@@ -25,9 +25,9 @@ class Authentication(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         if scope["type"] == ScopeType.HTTP and scope["method"] != "OPTIONS":
-            headers = scope["headers"]
-            principal = self._authenticator.authenticate_now(headers)
+            headers, address = scope["headers"], scope["state"]["client_address"]
+            principal = self._authenticator.authenticate_now(headers, address)
             if principal is None:
-                principal = await self._authenticator.authenticate(headers)
+                principal = await self._authenticator.authenticate(headers, address)
             scope["auth"] = principal
         await next_app(scope, receive, send)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from litestar.types import HTTPScope
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
+from gateway.domain.networks import Address, Network, is_within, parse_address
 
 
 def client_address(scope: HTTPScope, trusted: Sequence[Network]) -> str:
@@ -24,7 +22,7 @@ def client_address(scope: HTTPScope, trusted: Sequence[Network]) -> str:
     if nearest is None:
         return client[0]
     for text in _forwarded(scope):
-        if not _is_within(nearest, trusted):
+        if not is_within(nearest, trusted):
             break
         named = _parse(text)
         if named is None:
@@ -49,14 +47,4 @@ def _parse(text: str) -> Address | None:
             return None
     elif text.count(":") == 1:
         text = text.partition(":")[0]
-    try:
-        address = ip_address(text)
-    except ValueError:
-        return None
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
-
-
-def _is_within(address: Address, networks: Sequence[Network]) -> bool:
-    return any(address in network for network in networks)
+    return parse_address(text)

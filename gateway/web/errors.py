@@ -24,16 +24,21 @@ from gateway.errors import (
     InternalError,
     InvalidKey,
     InvalidRequest,
+    LimitExceeded,
     MethodNotAllowed,
     NotFound,
 )
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.web.limit_headers import DEGRADED_HEADER, duration
 
 _log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
 
 MAX_ECHO = 200
 """Most characters of a caller's own input that an error message repeats."""
+
+LIMITS_PATH = "/v1/limits"
+"""Where a key reads what its limits are and what is left."""
 
 ADMIN_PATH = "/admin"
 """Where errors have the shape of RFC 9457."""
@@ -47,17 +52,25 @@ _GENERAL_CODES = {400: "invalid_request", 404: "not_found", 503: "unavailable"}
 
 
 def error_body(error: EvenhandError) -> bytes:
-    """The OpenAI shape."""
-    return _encoder.encode(
-        {
-            "error": {
-                "message": hide_credentials(error.message),
-                "type": error.type,
-                "param": None if error.param is None else hide_credentials(error.param),
-                "code": error.code,
-            }
+    """The OpenAI shape; of a limit that is reached it also says which, and where to read about it."""
+    told: dict[str, Any] = {
+        "message": hide_credentials(error.message),
+        "type": error.type,
+        "param": None if error.param is None else hide_credentials(error.param),
+        "code": error.code,
+    }
+    if isinstance(error, LimitExceeded):
+        limit = error.limit
+        told["limit"] = {
+            "name": limit.name,
+            "scope": limit.scope,
+            "model": limit.model,
+            "amount": limit.amount,
+            "remaining": limit.remaining,
+            "wait_ms": limit.wait_ms,
+            "help": LIMITS_PATH,
         }
-    )
+    return _encoder.encode({"error": told})
 
 
 def problem_body(error: EvenhandError, request_id: str) -> bytes:
@@ -80,6 +93,18 @@ def error_headers(error: EvenhandError) -> dict[str, str]:
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
         headers["retry-after-ms"] = str(error.retry_after_s * 1000)
+    if isinstance(error, LimitExceeded):
+        limit = error.limit
+        if limit.wait_ms is not None:
+            headers["retry-after-ms"] = str(limit.wait_ms)
+        kind = limit.name.partition("/")[0]
+        if kind in ("requests", "tokens"):
+            headers[f"x-ratelimit-limit-{kind}"] = str(limit.amount)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(limit.remaining, 0))
+            headers[f"x-ratelimit-reset-{kind}"] = "never" if limit.full_ms is None else duration(limit.full_ms)
+        if error.is_by_share:
+            name, value = DEGRADED_HEADER
+            headers[name] = value
     if error.should_retry is not None:
         headers["x-should-retry"] = str(error.should_retry).lower()
     if isinstance(error, InvalidKey):

@@ -12,7 +12,8 @@ from gateway.domain.record import RequestInfo
 from gateway.domain.request import Endpoint, GenerationRequest
 from gateway.domain.session import SessionHints, session_of
 from gateway.errors import InvalidRequest
-from gateway.services.inference import Call, Inference
+from gateway.services.call import Call
+from gateway.services.inference import Inference
 from gateway.web.body import read_body
 from gateway.web.decoding import BodyDecoder
 from gateway.web.sse import AnswerWriter, EventStream, StreamWriter, WholeAnswer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 import structlog
 from litestar.types import Receive, Scope, Send
@@ -18,9 +18,10 @@ from litestar.types import Receive, Scope, Send
 from gateway.domain.events import GenerationEvent
 from gateway.domain.usage import TokenUsage
 from gateway.errors import ClientGone, EvenhandError, InternalError, Unavailable
-from gateway.services.inference import Call
+from gateway.services.call import Call
 from gateway.web.disconnect import ClientWatch
 from gateway.web.errors import error_body, error_headers
+from gateway.web.limit_headers import limit_headers
 
 _log = structlog.get_logger()
 
@@ -73,7 +74,7 @@ class EventStream:
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         channel = _Channel(send, self._writer.heartbeat, self._heartbeat_s)
         try:
-            async with self._call as call, ClientWatch(receive), channel:
+            async with self._call as call, ClientWatch(receive), channel.with_headers(limit_headers(call.grant)):
                 await channel.relay(call, self._writer.write)
                 await channel.close(self._writer.finish(call.usage))
         except ClientGone:
@@ -112,7 +113,11 @@ class WholeAnswer:
                     async for events in call:
                         self._writer.add(events)
                 body = self._writer.finish(call.usage)
-                headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
+                headers = [
+                    (b"content-type", b"application/json"),
+                    (b"content-length", b"%d" % len(body)),
+                    *limit_headers(call.grant),
+                ]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 has_begun = True
                 await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -160,12 +165,19 @@ class _Channel:
         self._beat: asyncio.Task[None] | None = None
         self._is_writing = False
         self._written_at = 0.0
+        self._headers: Sequence[tuple[bytes, bytes]] = _STREAM_HEADERS
         self.has_begun = False
         self.is_open = False
 
+    def with_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> Self:
+        """To be sent besides those of every stream."""
+        if headers:
+            self._headers = [*_STREAM_HEADERS, *headers]
+        return self
+
     async def __aenter__(self) -> None:
         self.has_begun = self.is_open = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self.write(self._heartbeat)
         self._timer = self._loop.call_later(self._heartbeat_s, self._on_timer)
 

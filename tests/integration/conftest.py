@@ -1,11 +1,15 @@
-"""Engines with a scripted core behind real sockets, for the tests of the engine's process and its client."""
+"""Engines with a scripted core behind real sockets, and commands over real databases."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
+from cli_kit import Cli
 from engine_kit import EngineThread, RawClient, card, raw_client
 from scripted_core import ScriptedCore
 
@@ -54,3 +58,20 @@ def carriers(
         return ZeroMQServer(address, curve=engine_keys), ZeroMQClient(address, curve=client_keys)
     server = InProcessServer()
     return server, InProcessClient(server)
+
+
+@pytest.fixture
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, database_url: str
+) -> Iterator[Cli]:
+    """Of a home and a database of its own."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    for name in [name for name in os.environ if name.startswith("EVENHAND_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVENHAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EVENHAND_DATABASE__URL", database_url)
+    yield Cli(monkeypatch, capsys)
+    structlog.reset_defaults()
+    root.handlers, root.level = handlers, level

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metering_kit import Clock, Crash, Final, Finals, MemoryStorage, opening, record
 
+from gateway.domain.usage import TokenUsage
 from gateway.journal.folder import JournalFolder
 from gateway.journal.records import MAGIC, Closed, Opened, Progress, Record, RecordEncoder
 from gateway.journal.tail import JournalTail
@@ -129,6 +130,9 @@ def test_a_crash_at_any_byte_leaves_each_opened_request_exactly_one_row(
                 assert row.outcome == "lost"
                 assert row.prompt_tokens == opened[name].prompt_tokens
                 assert row.completion_tokens == (5 if int(name[1:]) in known else told.get(name, 0))
+            usage = TokenUsage(row.prompt_tokens, row.completion_tokens, row.cached_tokens)
+            assert (row.cost_microusd, row.charges) == (opened[name].cost_microusd(usage), opened[name].charges(usage))
+            assert [charge.units for charge in row.charges] == [usage.total_tokens, row.cost_microusd]
         assert storage.num_conflicts == 0
         assert list(folder.path.iterdir()) == []
         assert finals.kept[DEAD] == []

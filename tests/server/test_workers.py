@@ -107,6 +107,7 @@ def test_the_sums_are_over_both_workers_and_outlive_each(
         assert metrics()("evenhand_requests_total", model="eight", outcome="finished") == 6
         assert "pid" not in metrics().labels()
     assert {path.name for path in folder.iterdir()} - set(files) == {
+        "gauge_livemax_gateway-1.db",
         "gauge_livemin_gateway-1.db",
         "gauge_livesum_gateway-1.db",
     }, "a worker that is started again leaves nothing more behind"

@@ -21,6 +21,8 @@ from scripted_engine_program import MODEL
 
 SCRIPTED_ENGINE = Path(__file__).with_name("scripted_engine_program.py")
 FAIR_ENGINE = Path(__file__).with_name("fair_engine_program.py")
+ENDS_ENGINE = Path(__file__).with_name("ends_engine_program.py")
+SHIPPED = (sys.executable, "-m", "gateway.cli", "gateway")
 START_S = 60.0
 
 
@@ -48,12 +50,16 @@ class Member:
         assert self.process is not None
         return self.process.wait(within_s)
 
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def kill(self) -> None:
         self.send(signal.SIGKILL)
         self.wait()
 
     def close(self) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.is_running:
             self.kill()
 
     @property
@@ -64,10 +70,18 @@ class Member:
 class Gateway(Member):
     """A gateway of the cluster and its address."""
 
-    def __init__(self, name: str, port: int, metrics_port: int, environment: dict[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        metrics_port: int,
+        environment: dict[str, str],
+        folder: Path,
+        command: Sequence[str] = SHIPPED,
+    ) -> None:
         super().__init__(
             name,
-            [sys.executable, "-m", "gateway.cli", "gateway"],
+            command,
             environment | {"EVENHAND_SERVER__PORT": str(port), "EVENHAND_SERVER__METRICS_PORT": str(metrics_port)},
             folder,
         )
@@ -95,6 +109,7 @@ class Cluster:
 
     Args:
         engine: its program, and the argument after the endpoint.
+        gateway: the command of a gateway, if it is not the one that is shipped.
 
     Attributes:
         environment: what ``evenhand`` needs to work on the same hub.
@@ -110,6 +125,7 @@ class Cluster:
         num_gateways: int,
         engine: tuple[Path, str],
         settings: dict[str, str],
+        gateway: Sequence[str] = SHIPPED,
     ) -> None:
         self.home = folder / "home"
         self.home.mkdir()
@@ -124,7 +140,8 @@ class Cluster:
         program, argument = engine
         self.engine = Member("engine", [sys.executable, str(program), endpoint, argument], self.environment, folder)
         self.gateways = [
-            Gateway(f"gateway-{i}", free_port(), free_port(), self.environment, folder) for i in range(num_gateways)
+            Gateway(f"gateway-{i}", free_port(), free_port(), self.environment, folder, gateway)
+            for i in range(num_gateways)
         ]
 
     @property
@@ -178,13 +195,15 @@ def running_cluster(
     step_ms: float = 2.0,
     engine: tuple[Path, str] | None = None,
     settings: dict[str, str] | None = None,
+    gateway: Sequence[str] = SHIPPED,
+    redis_keeps_data: bool = False,
 ) -> Iterator[SharedCluster]:
     """Two gateways on PostgreSQL and Redis."""
     with contextlib.ExitStack() as stack:
         postgres = PostgresServer(folder / "postgres", free_port())
         postgres.start()
         stack.callback(postgres.stop)
-        redis = RedisServer(folder / "redis", free_port())
+        redis = RedisServer(folder / "redis", free_port(), keeps_data=redis_keeps_data)
         redis.start()
         stack.callback(redis.stop)
         database_url = postgres.new_database()
@@ -196,6 +215,7 @@ def running_cluster(
             num_gateways=2,
             engine=engine or (SCRIPTED_ENGINE, str(step_ms)),
             settings=services | (settings or {}),
+            gateway=gateway,
         )
         cluster.postgres, cluster.redis, cluster.database_url = postgres, redis, database_url
         stack.callback(cluster.close)
@@ -223,4 +243,14 @@ def running_alone(
         cluster.close()
 
 
-__all__ = ["FAIR_ENGINE", "MODEL", "Cluster", "Gateway", "Member", "SharedCluster", "running_alone", "running_cluster"]
+__all__ = [
+    "ENDS_ENGINE",
+    "FAIR_ENGINE",
+    "MODEL",
+    "Cluster",
+    "Gateway",
+    "Member",
+    "SharedCluster",
+    "running_alone",
+    "running_cluster",
+]

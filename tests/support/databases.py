@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,10 @@ class _Server:
         self.folder = folder
         self.port = port
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     def kill(self) -> None:
         """SIGKILL for all of its processes at once, as when the machine dies; `start` brings it back."""
@@ -124,13 +129,33 @@ class PostgresServer(_Server):
 
 
 class RedisServer(_Server):
-    """A Redis that keeps nothing over a restart, in `folder`."""
+    """A Redis in `folder`. It keeps nothing over a restart, unless that is asked for."""
+
+    def __init__(self, folder: Path, port: int, *, keeps_data: bool = False) -> None:
+        super().__init__(folder, port)
+        self.keeps_data = keeps_data
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        options = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.folder), "save": "", "appendonly": "no"}
+        appends = "yes" if self.keeps_data else "no"
+        options = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": appends,
+        }
         command = [REDIS_SERVER_PATH, *(word for name, value in options.items() for word in (f"--{name}", value))]
         self._launch(command, answers=self._answers)
+
+    def forget(self) -> None:
+        """What it keeps is gone when it starts again. It must not run."""
+        assert self._process is None, "it runs"
+        for path in self.folder.glob("appendonly*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     @property
     def url(self) -> str:

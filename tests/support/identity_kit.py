@@ -6,7 +6,7 @@ import asyncio
 import copy
 import string
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +16,11 @@ import msgspec
 from gateway.domain.catalog import Alias, Model
 from gateway.domain.credential import ADMIN_TOKEN, API_KEY, Peppers, issue, parse
 from gateway.domain.ids import KeyId, OrganizationId, TeamId
+from gateway.domain.limits.policy import Limit, Price, TopUp
 from gateway.domain.principal import Principal
 from gateway.domain.tenancy import ApiKey, KeyHolder, Organization, RollEntry, Secret, Team
 from gateway.services.authenticate import Authenticator
+from gateway.services.throttle import Guesses
 
 KEY = "eh_TestTestTest_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG4UO6VT"
 """Well-formed, so that it is looked up and compared; nobody's outside of tests."""
@@ -31,6 +33,7 @@ PRINCIPAL = Principal(
     key_id=KeyId("key_1"),
     organization="acme",
     team="red",
+    public_id="TestTestTest",
 )
 
 
@@ -102,9 +105,11 @@ class FixedKeys:
         return self.holders.get(public_id) or self.late.get(public_id)
 
 
-def fixed_authenticator(raw_key: str = KEY, principal: Principal = PRINCIPAL) -> Authenticator:
-    """Accepts this key and no other."""
-    return Authenticator(FixedKeys(holder_of(raw_key, principal)), PEPPERS, SteppedClock())
+def fixed_authenticator(
+    raw_key: str = KEY, principal: Principal = PRINCIPAL, guesses: Guesses | None = None, **key_fields: Any
+) -> Authenticator:
+    """Accepts this key and no other; `key_fields` are further fields of it."""
+    return Authenticator(FixedKeys(holder_of(raw_key, principal, **key_fields)), PEPPERS, SteppedClock(), guesses)
 
 
 def new_key() -> str:
@@ -132,6 +137,9 @@ class _Tables:
     holders: dict[str, KeyHolder] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     aliases: dict[str, Alias] = field(default_factory=dict)
+    prices: list[Price] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    top_ups: list[TopUp] = field(default_factory=list)
 
 
 class _Keys:
@@ -169,6 +177,23 @@ class _Catalog:
     async def aliases(self) -> list[Alias]:
         return list(self._tables.aliases.values())
 
+    async def prices(self) -> list[Price]:
+        return self._tables.prices
+
+
+class _Limits:
+    def __init__(self, storage: MemoryStorage, tables: _Tables) -> None:
+        self._storage = storage
+        self._tables = tables
+
+    async def of(self, scope_ids: Sequence[str]) -> list[Limit]:
+        await self._storage.pause("limits")
+        found = [each for each in self._tables.limits if each.scope_id in scope_ids]
+        return sorted(found, key=lambda each: (scope_ids.index(each.scope_id), each.name, each.model or ""))
+
+    async def top_ups(self, scope_ids: Sequence[str], *, since_ms: int) -> list[TopUp]:
+        return [each for each in self._tables.top_ups if each.scope_id in scope_ids and each.created_at_ms >= since_ms]
+
 
 class _Work:
     def __init__(self, storage: MemoryStorage, tables: _Tables) -> None:
@@ -177,6 +202,7 @@ class _Work:
         self.keys = _Keys(storage, tables)
         self.teams = _Teams(storage, tables)
         self.catalog = _Catalog(storage, tables)
+        self.limits = _Limits(storage, tables)
 
     async def version(self) -> int:
         version = self._tables.version
@@ -186,7 +212,7 @@ class _Work:
 
 
 class MemoryStorage:
-    """Implements the reading half of `gateway.services.stores.Storage`: version, holders, catalogue and roll.
+    """Implements the reading half of `gateway.services.stores.Storage`: version, holders, limits, catalogue and roll.
 
     A transaction sees what was there when it began. Tests change things through the methods below, hold up queries
     (`hold`), make them fail (`down`), and see what was asked.
@@ -239,12 +265,27 @@ class MemoryStorage:
         self._tables.aliases[alias.name] = alias
         self._tables.version += 1
 
+    def put_price(self, price: Price) -> None:
+        self._tables.prices.append(price)
+        self._tables.version += 1
+
+    def put_limit(self, limit: Limit) -> None:
+        place = (limit.scope_id, limit.model, limit.name)
+        others = [each for each in self._tables.limits if (each.scope_id, each.model, each.name) != place]
+        self._tables.limits = [*others, limit]
+        self._tables.version += 1
+
+    def put_top_up(self, top_up: TopUp) -> None:
+        self._tables.top_ups.append(top_up)
+        self._tables.version += 1
+
     def set_back(self) -> None:
         """As a database that was restored from a backup."""
         self._tables = _Tables()
 
     def hold(self, query: str) -> asyncio.Event:
-        """From now on queries of this kind (``version``, ``holder``, ``models``, ``roll``) wait for the event."""
+        """From now on queries of this kind (``version``, ``holder``, ``limits``, ``models``, ``roll``) wait for the
+        event."""
         self._held[query] = asyncio.Event()
         return self._held[query]
 

@@ -1,7 +1,8 @@
 """A gateway with a scripted backend, as a process of its own: ``scripted_program.py PORT HEARTBEAT_S SETTINGS``.
 
-SETTINGS are further ones of the server, as JSON. Besides the API it has routes under ``/control`` with which a test
-opens gates and sees what became of requests.
+SETTINGS are further ones of the server, as JSON; ``door`` among them has `networks` of its key, and how many wrong keys
+an address may send (`failed_keys`), counted in the Redis at `redis_url` if there is one. Besides the API it has routes
+under ``/control`` with which a test opens gates and sees what became of requests.
 """
 
 import asyncio
@@ -20,6 +21,9 @@ from gateway.app import build
 from gateway.backends.scripted import Fail, Gate, Pause, Say, Script, ScriptedBackend
 from gateway.errors import EngineDown, InvalidRequest
 from gateway.http_server import serve_http
+from gateway.limits.throttles import Throttles
+from gateway.services.authenticate import Authenticator
+from gateway.services.throttle import Guesses
 from gateway.settings import ServerSettings
 from gateway.shutdown import Shutdown
 from gateway.telemetry.logging import configure_logging
@@ -95,12 +99,20 @@ def control(backend: ScriptedBackend) -> Router:
     return Router("/control", route_handlers=[generations, wait, open_gate, engine, reset])
 
 
+def doorkeeper(door: dict[str, Any]) -> Authenticator:
+    throttles, rate = Throttles(door.get("redis_url")), door.get("failed_keys", "off")
+    guesses = Guesses(*(throttles.throttle(name, rate) for name in ("failed", "unknown")))
+    networks = door.get("networks")
+    return fixed_authenticator(KEY, guesses=guesses, networks=None if networks is None else tuple(networks))
+
+
 async def serve(port: int, heartbeat_s: float, more: dict[str, Any]) -> None:
     backend = ScriptedBackend(SCRIPTS, window=1000)
+    door = more.pop("door", {})
     settings = ServerSettings(**{"port": port, "heartbeat_s": heartbeat_s, "drain_s": 0.5} | more)
     shutdown = Shutdown()
     join_shared_metrics()
-    app = build(backend=backend, authenticator=fixed_authenticator(KEY), server=settings, shutdown=shutdown)
+    app = build(backend=backend, authenticator=doorkeeper(door), server=settings, shutdown=shutdown)
     app.register(control(backend))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, shutdown.request)
     async with app.lifespan():

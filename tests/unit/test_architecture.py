@@ -37,6 +37,7 @@ def test_imports_run_one_way() -> None:
         ("gateway/web/planted.py", "import engine.client"),
         ("gateway/services/planted.py", "import gateway.limits.memory"),
         ("gateway/limits/planted.py", "import gateway.storage.database"),
+        ("gateway/limits/planted.py", "import limits"),
     ],
 )
 def test_an_import_the_wrong_way_is_found(tmp_path: Path, module: str, statement: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from identity_kit import KEY, PEPPERS, PRINCIPAL, FixedKeys, SteppedClock, holder_of, new_key
+from identity_kit import KEY, PEPPERS, PRINCIPAL, FixedKeys, SteppedClock, holder_of, new_key, with_other_secret
 
 from gateway.domain.credential import Peppers
 from gateway.domain.principal import Principal
@@ -171,6 +171,58 @@ def test_a_change_of_the_holder_is_a_change_of_the_principal() -> None:
     keys.holders = FixedKeys(holder_of(KEY, heavy)).holders
 
     assert let_in(authenticator, bearer(KEY)) == heavy
+
+
+OFFICE = ("192.0.2.0/24", "2001:db8::/32")
+
+
+async def both_ways(authenticator: Authenticator, address: str) -> Principal:
+    slow = await authenticator.authenticate(bearer(KEY), address)
+    assert authenticator.authenticate_now(bearer(KEY), address) is slow
+    return slow
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1", "2001:DB8:0::1"])
+async def test_a_key_works_from_its_networks(address: str) -> None:
+    assert await both_ways(of(holder_of(KEY, networks=OFFICE)), address) == PRINCIPAL
+
+
+@pytest.mark.parametrize("address", ["192.0.3.7", "::ffff:192.0.3.7", "2001:db9::1", "::1", "", "/run/hub.sock", "x"])
+async def test_a_key_works_from_nowhere_else_and_does_not_tell_from_where(address: str) -> None:
+    authenticator = of(holder_of(KEY, networks=OFFICE))
+    with pytest.raises(NotAllowed) as slow:
+        await authenticator.authenticate(bearer(KEY), address)
+    with pytest.raises(NotAllowed) as quick:
+        authenticator.authenticate_now(bearer(KEY), address)
+
+    for refused in (slow.value, quick.value):
+        assert (refused.status, refused.code) == (403, "network_not_allowed")
+        assert refused.message == "This API key may not be used from your network address."
+
+
+@pytest.mark.parametrize("address", ["192.0.3.7", "2001:db9::1", "", "/run/hub.sock"])
+async def test_a_key_without_networks_works_from_everywhere(address: str) -> None:
+    assert await both_ways(of(holder_of(KEY)), address) == PRINCIPAL
+
+
+async def test_networks_are_enforced_as_they_are_now() -> None:
+    keys = FixedKeys(holder_of(KEY))
+    authenticator = Authenticator(keys, PEPPERS, SteppedClock())
+    await both_ways(authenticator, "198.51.100.1")
+    keys.holders = FixedKeys(holder_of(KEY, networks=OFFICE)).holders
+
+    with pytest.raises(NotAllowed):
+        authenticator.authenticate_now(bearer(KEY), "198.51.100.1")
+    await both_ways(authenticator, "192.0.2.1")
+    keys.holders = FixedKeys(holder_of(KEY, networks=("198.51.100.1/32",))).holders
+    await both_ways(authenticator, "198.51.100.1")
+
+
+async def test_who_has_not_the_secret_learns_nothing_of_networks() -> None:
+    holder = holder_of(KEY, networks=OFFICE)
+    with pytest.raises(InvalidKey) as refused:
+        await of(holder).authenticate(bearer(with_other_secret(KEY)), "203.0.113.9")
+    assert refused.value.message == INCORRECT
 
 
 async def test_a_key_that_has_to_be_waited_for_is_not_answered_at_once() -> None:

@@ -46,7 +46,10 @@ async def _admit_key(raw: str) -> object:
 
 
 async def _admit_cached_key(raw: str) -> object:
-    return Authenticator(FixedKeys(holder_of(KEY)), PEPPERS, SteppedClock()).authenticate_now([_bearer(raw)])
+    principal = Authenticator(FixedKeys(holder_of(KEY)), PEPPERS, SteppedClock()).authenticate_now([_bearer(raw)])
+    if principal is None:
+        raise InvalidKey("It is left to the other way to refuse.")
+    return principal
 
 
 async def _admit_token(raw: str) -> object:

@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import pytest
@@ -23,14 +23,19 @@ from gateway.commands.config import reference
 from gateway.domain.audit import AuditDraft, AuditEntry
 from gateway.domain.catalog import Alias, Model
 from gateway.domain.ledger import HourlyUsage, UsageTotals
+from gateway.domain.limits.periods import Period
+from gateway.domain.limits.policy import Limit, Price, QuotaRule, TopUp
 from gateway.domain.tenancy import AdminToken, ApiKey, Organization, Team
 from gateway.errors import EvenhandError
+from gateway.limit_notation import RuleForm
+from gateway.services.admin_quotas import QuotaStatus
 from gateway.services.admin_tokens import AdminAuthenticator
 from gateway.services.administration import Administration
 from gateway.services.lookup import RequestLookup
 from gateway.services.usage import UsageReports
 from gateway.settings import ServerSettings, Settings, all_settings
 from gateway.settings_sources import load_settings
+from gateway.telemetry.limit_metrics import LimitMetrics
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.web.admin import schema, wire
 from gateway.web.admin.router import admin_router
@@ -108,10 +113,11 @@ def test_every_error_code_is_in_the_runbook_and_every_code_there_exists() -> Non
 
 
 def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:
-    metrics = GatewayMetrics(lambda: True).registry.collect()
+    registry = GatewayMetrics(lambda: True).registry
+    LimitMetrics(registry)
     documented = re.findall(r"^\| `(evenhand_\w+)` \| (.+) \|$", HANDBOOK, re.MULTILINE)
 
-    expected = [(m.name + "_total" * (m.type == "counter"), m.documentation) for m in metrics]
+    expected = [(m.name + "_total" * (m.type == "counter"), m.documentation) for m in registry.collect()]
     assert sorted(documented) == sorted(expected)
 
 
@@ -161,19 +167,28 @@ _USAGE = HourlyUsage(
     model="",
     totals=UsageTotals(),
 )
+_RULE = QuotaRule(unit="tokens", period="day", amount=1)
+_LIMIT = Limit(scope="team", scope_id="", rule=_RULE, changed_at_ms=0)
+_QUOTA = QuotaStatus(limit=_LIMIT, rule=_RULE, period=Period("", 0, 1), topped_up=0, committed=0, alerts=())
+_TOP_UP = TopUp(id="", scope="team", scope_id="", name="", period_id="", amount=1, reason="", created_at_ms=0)
+_PRICE = Price(model="", valid_from_ms=0, prompt=0, cached=0, completion=0)
 _DRAFT = AuditDraft(at_ms=0, actor="", source="", request_id="", action="", object_id="", before="", after="")
 _ENTRY = AuditEntry(sequence=1, draft=_DRAFT, previous_hash=b"", hash=b"")
 
 Body = type[msgspec.Struct] | None
 OBJECTS: dict[str, tuple[wire.Wire, Body, Body]] = {
-    "Organization": (wire.to_wire(_example(Organization)), schema.NewOrganization, schema.ChangedTenant),
+    "Organization": (wire.to_wire(_example(Organization)), schema.NewOrganization, schema.ChangedOrganization),
     "Team": (wire.to_wire(_example(Team, organization_id="")), schema.NewTeam, schema.ChangedTenant),
     "Key": (wire.to_wire(_example(ApiKey, team_id="")), schema.NewKey, schema.ChangedKey),
     "Admin token": (wire.to_wire(_example(AdminToken, role="admin")), schema.NewAdminToken, None),
     "Model": (wire.to_wire(_example(Model)), None, schema.ChangedModel),
     "Alias": (wire.to_wire(_example(Alias, model="")), schema.NewAlias, schema.ChangedAlias),
+    "Limit": (wire.limit_to_wire(_LIMIT), schema.NewLimit, None),
+    "Quota": (wire.quota_to_wire(_QUOTA), None, None),
+    "Top-up": (wire.to_wire(_TOP_UP), schema.NewTopUp, None),
+    "Price": (wire.price_to_wire(_PRICE), schema.NewPrice, None),
     "Audit entry": (wire.audit_to_wire(_ENTRY), None, None),
-    "Ledger row": (wire.to_wire(_ROW), None, None),
+    "Ledger row": (wire.ledger_to_wire(_ROW), None, None),
     "Usage": (wire.usage_to_wire(_USAGE), None, None),
 }
 """An answer, the body of its POST and that of its PATCH, by the name in API.md."""
@@ -190,3 +205,17 @@ def test_every_field_of_an_object_is_documented_and_every_documented_field_exist
         fields = msgspec.structs.fields(body) if body else ()
         expected = {field.encode_name: "must" if field.required else "may" for field in fields}
         assert {row[0]: row[column] for row in rows if row[column]} == expected
+
+
+def test_every_kind_of_rule_is_documented_with_its_fields_and_every_documented_one_exists() -> None:
+    section = API.partition("\n### Limit\n")[2].partition("\n### ")[0]
+    documented: dict[str, set[str]] = {}
+    kind = ""
+    for first, names in re.findall(r"^\| (`\w+`|) ?\| (`\w+`(?:, `\w+`)*) \| .+ \|$", section, re.MULTILINE):
+        kind = first.strip("`") or kind
+        documented.setdefault(kind, set()).update(re.findall(r"`(\w+)`", names))
+
+    forms = get_args(RuleForm)
+    assert documented == {
+        form.__struct_config__.tag: {field.name for field in msgspec.structs.fields(form)} for form in forms
+    }

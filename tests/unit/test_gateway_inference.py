@@ -16,8 +16,11 @@ from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.request import GenerationRequest, Text
 from gateway.domain.usage import TokenUsage
 from gateway.errors import ClientGone, DeadlineExceeded, EngineDown, InternalError, InvalidRequest, Unavailable
+from gateway.limit_opening import in_memory
+from gateway.services.call import Call
 from gateway.services.catalog import Catalog, FixedListing
-from gateway.services.inference import Call, Inference
+from gateway.services.inference import Inference
+from gateway.services.limiter import Limiter
 from gateway.services.ports import Running
 from gateway.services.waiting import WaitingRequests
 
@@ -45,7 +48,9 @@ class Hub:
         self.records = Records()
         script = Script(steps=steps, refuse=refuse)
         self.backend = ScriptedBackend({"m": script}, sleep=self.clock.sleep)
-        self.inference = Inference(self.backend, Catalog(self.backend, FixedListing()), self.clock, self.records)
+        catalog = Catalog(self.backend, FixedListing())
+        limiter = Limiter(in_memory(self.clock), self.clock)
+        self.inference = Inference(self.backend, catalog, self.clock, self.records, limiter)
 
     async def call(self, num_choices: int = 1) -> Call:
         info = RequestInfo(
@@ -214,11 +219,15 @@ class SlowPrepared:
     num_prompt_tokens = 1
     num_parts = 1
     echo_texts: Sequence[str] = ()
+    prompt_lengths: Sequence[int] = (1,)
+    output_caps: Sequence[int] = (10,)
 
     def __init__(self, generation: SlowToEnd) -> None:
         self._generation = generation
 
-    def start(self, info: RequestInfo) -> SlowToEnd:
+    def start(
+        self, info: RequestInfo, output_caps: Sequence[int] | None = None, held_cap: int | None = None
+    ) -> SlowToEnd:
         return self._generation
 
 
@@ -233,7 +242,10 @@ async def test_final_counts_are_waited_for_through_any_number_of_cancellations()
         hub.clock,
         hub.records,
         WaitingRequests(),
+        Limiter(in_memory(hub.clock), hub.clock),
         requested_model="m",
+        prices=(),
+        num_prompts=1,
         num_choices=1,
     )
     task = asyncio.create_task(drain(call))

@@ -18,8 +18,11 @@ from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.request import GenerationRequest, Text
 from gateway.domain.usage import TokenUsage
 from gateway.errors import BodyTooLarge, ClientGone, EngineDown, EvenhandError
+from gateway.limit_opening import in_memory
+from gateway.services.call import Call
 from gateway.services.catalog import Catalog, FixedListing
-from gateway.services.inference import Call, Inference
+from gateway.services.inference import Inference
+from gateway.services.limiter import Limiter
 from gateway.services.ports import Running
 from gateway.web.body import read_body
 from gateway.web.disconnect import ClientWatch
@@ -109,7 +112,9 @@ async def call_of(*steps: Say | Gate | Fail) -> tuple[Call, ScriptedBackend, Rec
         endpoint="chat",
         stream=True,
     )
-    inference = Inference(backend, Catalog(backend, FixedListing()), SystemClock(), records)
+    clock = SystemClock()
+    limiter = Limiter(in_memory(clock), clock)
+    inference = Inference(backend, Catalog(backend, FixedListing()), clock, records, limiter)
     return await inference.prepare(GenerationRequest(model="m", prompts=(Text("x"),)), info), backend, records
 
 

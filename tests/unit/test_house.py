@@ -19,7 +19,7 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "gateway/journal": {"msgspec"},
     "gateway/services": {"msgspec"},
     "gateway/storage": {"sqlalchemy", "alembic", "aiosqlite", "asyncpg", "redis", "msgspec"},
-    "gateway/limits": {"redis", "hiredis", "msgspec"},
+    "gateway/limits": {"redis", "hiredis", "limits", "msgspec"},
 }
 """Folder → third-party packages that modules in it may import."""
 
@@ -36,11 +36,18 @@ OWN: dict[str, tuple[str, ...]] = {
         "gateway.storage",
         "gateway.settings",
     ),
-    "gateway/limits": ("gateway.domain", "gateway.services.limit_store", "gateway.errors", "gateway.limits"),
+    "gateway/limits": (
+        "gateway.domain",
+        "gateway.services.limit_store",
+        "gateway.services.throttle",
+        "gateway.errors",
+        "gateway.limits",
+    ),
 }
 """Folder → our own modules that modules in it may import."""
 
 KERNEL_USERS = ("engine/layers", "engine/runner", "engine/sample", "kernels")
+LIMITS_USERS = ("gateway/limits/throttles.py", "gateway/limit_notation.py")
 ENGINE_USERS = ("gateway/backends", "gateway/commands", "gateway/cli.py", "engine")
 TORCH_FREE = (
     "engine/sched",
@@ -79,6 +86,7 @@ def wrong_imports(file: str, source: str) -> list[str]:
             or any(top in OURS and _within(file, [place]) and not name.startswith(some) for place, some in OWN.items())
             or (top == "kernels" and not _within(file, KERNEL_USERS))
             or (top == "engine" and not _within(file, ENGINE_USERS))
+            or (top == "limits" and not _within(file, LIMITS_USERS))
             or (top == "torch" and _within(file, TORCH_FREE))
             or (top == "gateway" and not _within(file, ["gateway"]))
         )
@@ -120,6 +128,8 @@ def test_every_module_imports_only_what_its_house_allows() -> None:
         ("gateway/services/new.py", "from gateway.limits.memory import MemoryLimits"),
         ("gateway/storage/new.py", "from gateway.limits.memory import MemoryLimits"),
         ("gateway/limits/new.py", "import sqlalchemy"),
+        ("gateway/limits/new.py", "from limits import parse"),
+        ("gateway/new.py", "import limits.aio.storage"),
         ("gateway/limits/new.py", "from gateway.services.ports import Clock"),
         ("gateway/limits/new.py", "from gateway.storage.database import Database"),
         ("gateway/new.py", "from engine.client import EngineClient"),

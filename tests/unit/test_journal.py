@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from metering_kit import opening, record
 
+from gateway.domain.usage import TokenUsage
 from gateway.journal import writer as writer_module
 from gateway.journal.folder import JournalFolder, new_writer_id
 from gateway.journal.records import Closed, Opened, Progress, RecordEncoder
@@ -61,17 +62,45 @@ def test_what_was_appended_is_read(folder: JournalFolder) -> None:
     assert list(folder.path.iterdir()) == []
 
 
-def test_a_row_of_a_version_that_did_not_park_is_read(folder: JournalFolder) -> None:
-    class Older(msgspec.Struct, tag="closed"):
-        row: dict[str, object]
+class OlderOpened(msgspec.Struct, tag="opened"):
+    opening: dict[str, object]
 
+
+class OlderClosed(msgspec.Struct, tag="closed"):
+    row: dict[str, object]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [{"cost_microusd": 0, "charges": ()}, {"parked_us": 0, "cost_microusd": 0, "charges": ()}],
+    ids=["that charged nothing", "that did not park"],
+)
+def test_a_row_of_an_older_version_is_read(folder: JournalFolder, missing: dict[str, object]) -> None:
     row = msgspec.structs.asdict(closed("a").row)
-    assert row.pop("parked_us") == 6
+    assert all(row.pop(name) != value for name, value in missing.items())
     writer = JournalWriter(folder, ME)
-    writer.append(Older(row))  # type: ignore[arg-type]
+    writer.append(OlderClosed(row))  # type: ignore[arg-type]
+    writer.append(closed("b"))
 
-    (read,) = JournalTail(folder, ME, is_finished=False).read().rows
-    assert read == msgspec.structs.replace(closed("a").row, parked_us=0)
+    tail = JournalTail(folder, ME, is_finished=False)
+    assert tail.read().rows == [msgspec.structs.replace(closed("a").row, **missing), closed("b").row]
+    assert tail.damaged == set()
+    writer.close(remove=True)
+
+
+def test_an_opening_of_a_version_without_quotas_is_read_and_costs_nothing(folder: JournalFolder) -> None:
+    opened = msgspec.structs.asdict(opening("a"))
+    del opened["price"], opened["quotas"]
+    writer = JournalWriter(folder, ME)
+    writer.append(OlderOpened(opened))  # type: ignore[arg-type]
+    writer.append(Opened(opening("b")))
+
+    tail = JournalTail(folder, ME, is_finished=False)
+    tail.commit(tail.read())
+    a, b = (request.opening for request in tail.open.values())
+    assert a == msgspec.structs.replace(opening("a"), price=None, quotas=())
+    assert (a.cost_microusd(TokenUsage(20, 8)), a.charges(TokenUsage(20, 8))) == (0, ())
+    assert b == opening("b")
     writer.close(remove=True)
 
 

@@ -15,12 +15,16 @@ from gateway.backends.scripted import Fail, Gate, Pause, Say, Script, ScriptedBa
 from gateway.domain.catalog import Alias, Model
 from gateway.domain.ids import KeyId, new_request_id
 from gateway.domain.ledger import Opening
+from gateway.domain.limits.policy import Price
 from gateway.domain.principal import Principal, RequestClass
 from gateway.domain.record import RequestInfo, RequestRecord
 from gateway.domain.request import Conversation, GenerationRequest, Message, Prompt, Text
 from gateway.errors import ClientGone, EngineDown, ModelNotFound, NotAllowed, QueueFull, Unavailable
-from gateway.services.catalog import Catalog, FixedListing
-from gateway.services.inference import Call, Inference
+from gateway.limit_opening import in_memory
+from gateway.services.call import Call
+from gateway.services.catalog import Catalog, FixedListing, Resolved
+from gateway.services.inference import Inference
+from gateway.services.limiter import Limiter
 from gateway.services.ports import Running
 from gateway.services.waiting import WaitingRequests
 
@@ -58,7 +62,7 @@ class Hub:
         self.openings: list[Opening] = []
         self.records: list[RequestRecord] = []
         self.disk_full = False
-        self.inference = Inference(self.backend, self.catalog, clock, self)
+        self.inference = Inference(self.backend, self.catalog, clock, self, Limiter(in_memory(clock), clock))
 
     def opened(self, opening: Opening, running: Running) -> None:
         if self.disk_full:
@@ -93,6 +97,22 @@ class Hub:
             async for _ in call:
                 pass
         return self.backend.generations[-1].request, self.openings[-1]
+
+
+async def test_a_name_comes_with_the_prices_of_the_model_that_answers() -> None:
+    prices = [
+        Price(model=model, valid_from_ms=n, prompt=n, cached=0, completion=n)
+        for n in (1, 2)
+        for model in ("small", "fast", "off")
+    ]
+    catalog = Catalog(
+        Hub().backend, FixedListing(MODELS, (Alias(name="fast", model="small", created_at_ms=0),), prices)
+    )
+
+    of_small = (prices[0], prices[3])
+    assert await catalog.resolve("small", PRINCIPAL) == Resolved("small", prices=of_small)
+    assert await catalog.resolve("fast", PRINCIPAL) == Resolved("small", prices=of_small)
+    assert (await catalog.resolve("unlisted", PRINCIPAL)).prices == ()
 
 
 async def test_an_alias_is_answered_by_its_model_under_its_own_name() -> None:

@@ -6,12 +6,24 @@ import asyncio
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 from client_kit import until
-from metering_kit import NOTHING_YET, NOW_MS, Clock, Finals, MemoryStorage, Told, opening, record
+from metering_kit import (
+    MONEY_QUOTA,
+    NOTHING_YET,
+    NOW_MS,
+    TOKEN_QUOTA,
+    Clock,
+    Finals,
+    MemoryStorage,
+    Told,
+    opening,
+    record,
+)
 
 from gateway.domain.ids import RequestId
-from gateway.domain.ledger import LedgerRow, Opening
+from gateway.domain.ledger import Charge, LedgerRow, Opening
 from gateway.domain.usage import TokenUsage
 from gateway.errors import Unavailable
 from gateway.journal.folder import JournalFolder
@@ -102,7 +114,18 @@ def test_a_row_says_all_that_the_record_says() -> None:
         engine_us=5,
         ttft_us=250_000,
         total_us=500_000,
+        cost_microusd=19,  # 4 x 0.5 + 16 x 0.05 + 8 x 2, rounded up once
+        charges=(
+            Charge(TOKEN_QUOTA.key, TOKEN_QUOTA.ends_at_ms, 28),
+            Charge(MONEY_QUOTA.key, MONEY_QUOTA.ends_at_ms, 19),
+        ),
     )
+
+
+def test_a_request_without_price_and_quotas_costs_nothing_and_is_charged_for_none() -> None:
+    row = row_of(record(msgspec.structs.replace(opening("r"), price=None, quotas=())))
+
+    assert (row.cost_microusd, row.charges, row.completion_tokens) == (0, (), 8)
 
 
 def test_a_request_is_on_disk_when_it_is_opened_and_when_it_is_settled(folder: JournalFolder) -> None:

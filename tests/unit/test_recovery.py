@@ -7,7 +7,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from metering_kit import TIMINGS, Clock, Crash, Final, Finals, MemoryStorage, opening, record
+from metering_kit import (
+    MONEY_QUOTA,
+    TIMINGS,
+    TOKEN_QUOTA,
+    Clock,
+    Crash,
+    Final,
+    Finals,
+    MemoryStorage,
+    opening,
+    record,
+)
 
 from engine.client import CollectedFinals
 from engine.messages import FinalCounts, Timings
@@ -50,6 +61,8 @@ async def test_a_lost_request_is_charged_what_the_engine_says(folder: JournalFol
     (row,) = storage.rows.values()
     assert (row.outcome, row.finish_reason, row.error_code) == ("lost", "length", None)
     assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (20, 16, 11)
+    assert row.cost_microusd == 25  # 4 x 0.5 + 16 x 0.05 + 11 x 2, rounded up once
+    assert [(charge.key, charge.units) for charge in row.charges] == [(TOKEN_QUOTA.key, 31), (MONEY_QUOTA.key, 25)]
     assert row.timings == TIMINGS
     assert (row.ttft_us, row.total_us) == (None, None)
     assert finals.kept[DEAD] == []

@@ -131,7 +131,13 @@ async def test_an_ended_request_has_its_row_and_parts_that_sum_to_the_whole(hub:
         "outcome": "finished",
         "finish_reason": "stop",
         "error_code": None,
-        "usage": {"prompt_tokens": 20, "cached_tokens": 16, "completion_tokens": 8, "engine_us": 9_000},
+        "usage": {
+            "prompt_tokens": 20,
+            "cached_tokens": 16,
+            "completion_tokens": 8,
+            "engine_us": 9_000,
+            "cost_microusd": 19,
+        },
         "timings": {
             "queue_us": 100_000,
             "prefill_us": 50_000,

@@ -188,6 +188,23 @@ def test_several_workers_do_not_take_sqlite(monkeypatch: pytest.MonkeyPatch) -> 
         load_settings()
 
 
+@pytest.mark.parametrize(
+    ("when", "processes", "is_refused"), [("degrade", 1, True), ("degrade", 2, False), ("refuse", 1, False)]
+)
+def test_shares_for_fewer_processes_than_there_are_workers_are_refused(
+    monkeypatch: pytest.MonkeyPatch, when: str, processes: int, is_refused: bool
+) -> None:
+    limits = {"EVENHAND_LIMITS__WHEN_UNAVAILABLE": when, "EVENHAND_LIMITS__PROCESSES": str(processes)}
+    for name, value in (SHARED | limits | {"EVENHAND_SERVER__WORKERS": "2"}).items():
+        monkeypatch.setenv(name, value)
+
+    if not is_refused:
+        assert load_settings().settings.limits.processes == processes
+        return
+    with pytest.raises(SettingsError, match=r"server\.workers is 2, but limits\.processes is 1: with "):
+        load_settings()
+
+
 def test_half_of_a_tls_pair_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cert").touch()
 
@@ -223,3 +240,31 @@ def test_the_listing_is_a_file_that_gives_the_same_tree(monkeypatch: pytest.Monk
     monkeypatch.delenv("EVENHAND_ENGINE__MODEL")
 
     assert load_settings(again).settings == loaded.settings
+
+
+def test_a_rate_that_cannot_be_is_told_with_its_place() -> None:
+    Path("evenhand.toml").write_text('[throttle]\nfailed_keys = "30/fortnight"\nadmin_changes = "0/minute"\n')
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+
+    keys, changes = str(refused.value).splitlines()
+    assert keys == (
+        "throttle.failed_keys (from evenhand.toml): "
+        "must be a rate such as 30/minute, 5/second or 10 per 5 minutes, or off, not '30/fortnight'"
+    )
+    assert changes == (
+        "throttle.admin_changes (from evenhand.toml): "
+        "must let something pass; to have no throttle, write off, not '0/minute'"
+    )
+
+
+def test_throttles_can_be_set_and_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENHAND_THROTTLE__FAILED_KEYS", "off")
+    monkeypatch.setenv("EVENHAND_THROTTLE__ADMIN_CHANGES", "5 per 10 seconds")
+
+    throttle = load_settings().settings.throttle
+    assert (throttle.failed_keys, throttle.failed_admin_tokens, throttle.admin_changes) == (
+        "off",
+        "10/minute",
+        "5 per 10 seconds",
+    )

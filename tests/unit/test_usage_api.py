@@ -19,8 +19,17 @@ from gateway.web.errors import ErrorResponses
 from gateway.web.openai.usage import UsageController
 
 HOUR = NOW_MS // HOUR_MS * HOUR_MS
-TOTALS = UsageTotals(num_requests=1, prompt_tokens=2, cached_tokens=3, completion_tokens=4, engine_us=5)
-WIRE = {"requests": 1, "prompt_tokens": 2, "cached_tokens": 3, "completion_tokens": 4, "engine_us": 5}
+TOTALS = UsageTotals(
+    num_requests=1, prompt_tokens=2, cached_tokens=3, completion_tokens=4, engine_us=5, cost_microusd=6
+)
+WIRE = {
+    "requests": 1,
+    "prompt_tokens": 2,
+    "cached_tokens": 3,
+    "completion_tokens": 4,
+    "engine_us": 5,
+    "cost_microusd": 6,
+}
 
 
 class Reports(UsageReports):

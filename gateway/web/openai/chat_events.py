@@ -13,8 +13,8 @@ from gateway import __version__
 from gateway.domain.events import GenerationEvent, TextDelta, TokenLogprob
 from gateway.domain.ids import REQUEST_PREFIX
 from gateway.domain.usage import TokenUsage
-from gateway.services.inference import Call
-from gateway.web.openai.events import ChunkStream, CollectedChoices, encode, logprob_entry, usage_json
+from gateway.services.call import Call
+from gateway.web.openai.events import ChunkStream, CollectedChoices, encode, finish_json, logprob_entry, usage_json
 
 FINGERPRINT = f"evenhand-{__version__}"
 
@@ -54,7 +54,7 @@ class ChatStream(ChunkStream):
             return (
                 role + content + b'},"logprobs":' + _logprobs(event.logprobs) + b',"finish_reason":null}' + self._tail
             )
-        return role + choice + b'{},"logprobs":null,"finish_reason":"' + event.reason.encode() + b'"}' + self._tail
+        return role + choice + b'{},"logprobs":null,' + finish_json(event.reason, event.cause) + b"}" + self._tail
 
 
 class ChatAnswer:
@@ -87,8 +87,8 @@ class ChatAnswer:
             + encode("".join(self._choices.texts[index]))
             + b',"refusal":null},"logprobs":'
             + (_logprobs(self._choices.logprobs[index]) if self._with_logprobs else b"null")
-            + b',"finish_reason":'
-            + encode(self._choices.reasons[index])
+            + b","
+            + finish_json(self._choices.reasons[index], self._choices.causes[index])
             + b"}"
         )
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from gateway.domain.events import GenerationEvent, TextDelta, TokenLogprob
 from gateway.domain.ids import REQUEST_PREFIX
 from gateway.domain.usage import TokenUsage
-from gateway.services.inference import Call
+from gateway.services.call import Call
 from gateway.web.openai.chat_events import FINGERPRINT
-from gateway.web.openai.events import ChunkStream, CollectedChoices, encode, finite, usage_json
+from gateway.web.openai.events import ChunkStream, CollectedChoices, encode, finish_json, finite, usage_json
 
 
 def _head(call: Call) -> bytes:
@@ -65,9 +65,9 @@ class CompletionStream(ChunkStream):
         return (
             self._choices[index]
             + encode(echo)
-            + b',"logprobs":null,"finish_reason":"'
-            + event.reason.encode()
-            + b'"}'
+            + b',"logprobs":null,'
+            + finish_json(event.reason, event.cause)
+            + b"}"
             + self._tail
         )
 
@@ -91,6 +91,7 @@ class CompletionAnswer:
                 "text": self._echoes[i] + "".join(self._choices.texts[i]),
                 "logprobs": _logprobs(self._choices.logprobs[i], len(self._echoes[i])) if self._with_logprobs else None,
                 "finish_reason": self._choices.reasons[i],
+                **({} if self._choices.causes[i] is None else {"stop_reason": self._choices.causes[i]}),
             }
             for i in range(self._call.num_choices)
         ]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.domain.events import GenerationEvent, TextDelta, TokenChance, TokenLogprob
+from gateway.domain.events import Cause, GenerationEvent, TextDelta, TokenChance, TokenLogprob
 from gateway.domain.usage import FinishReason, TokenUsage
 from gateway.errors import EvenhandError
 from gateway.web.errors import error_body
@@ -26,6 +26,12 @@ MIN_LOGPROB = -9999.0
 def error_event(error: EvenhandError) -> bytes:
     """An error in mid-stream; clients raise on it. No [DONE] follows, since the answer is not done."""
     return b"data: " + error_body(error) + b"\n\n"
+
+
+def finish_json(reason: FinishReason | None, cause: Cause | None) -> bytes:
+    """How a choice ended; ``stop_reason`` says why if it was cut for something its caller did not ask for."""
+    ended = b'"finish_reason":' + encode(reason)
+    return ended if cause is None else ended + b',"stop_reason":' + encode(cause)
 
 
 def usage_json(usage: TokenUsage) -> bytes:
@@ -83,6 +89,7 @@ class CollectedChoices:
         self.texts: list[list[str]] = [[] for _ in range(num_choices)]
         self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
         self.reasons: list[FinishReason | None] = [None] * num_choices
+        self.causes: list[Cause | None] = [None] * num_choices
 
     def add(self, events: Sequence[GenerationEvent]) -> None:
         for event in events:
@@ -91,6 +98,7 @@ class CollectedChoices:
                 self.logprobs[event.choice].extend(event.logprobs)
             else:
                 self.reasons[event.choice] = event.reason
+                self.causes[event.choice] = event.cause
 
 
 def logprob_entry(token: TokenLogprob) -> dict[str, object]:

@@ -67,6 +67,7 @@ def _ended(row: LedgerRow) -> dict[str, Any]:
                 "cached_tokens": row.cached_tokens,
                 "completion_tokens": row.completion_tokens,
                 "engine_us": row.engine_us,
+                "cost_microusd": row.cost_microusd,
             },
             "timings": _parts(row.timings)
             | {"gateway_us": gateway_us, "total_us": in_engine_us + (gateway_us or 0), "ttft_us": row.ttft_us},

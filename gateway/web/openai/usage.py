@@ -64,6 +64,7 @@ def _totals(totals: UsageTotals) -> dict[str, int]:
         "cached_tokens": totals.cached_tokens,
         "completion_tokens": totals.completion_tokens,
         "engine_us": totals.engine_us,
+        "cost_microusd": totals.cost_microusd,
     }
 
 
