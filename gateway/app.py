@@ -218,6 +218,8 @@ def build(
         teams_file: as in `create_app`.
     """
     leaving = shutdown or Shutdown()
+    clock = clock or SystemClock()
+    limiting = limiter or Limiter(in_memory(clock), clock)
 
     def readiness() -> Readiness:
         if leaving.is_draining:
@@ -227,7 +229,8 @@ def build(
         if books is not None and not (kept := books.readiness()).is_ready:
             return kept
         engine = backend.readiness()
-        return limits.readiness() if engine.is_ready and limits is not None else engine
+        # A store that nobody's requests go by takes no server out of service.
+        return limits.readiness() if engine.is_ready and limits is not None and limiting.is_used else engine
 
     metrics = GatewayMetrics(
         lambda: backend.readiness().is_ready,
@@ -238,16 +241,14 @@ def build(
         teams_file=teams_file,
     )
     errors = ErrorResponses(metrics)
-    clock = clock or SystemClock()
     listings = listings or FixedListing()
-    limiter = limiter or Limiter(in_memory(clock), clock)
-    limiter.events = LimitMetrics(metrics.registry)
-    limit_reports = LimitReports(limiter, listings)
+    limiting.events = LimitMetrics(metrics.registry)
+    limit_reports = LimitReports(limiting, listings)
     catalog = Catalog(backend, listings)
     telemetry = TelemetryRecorder(metrics)
     recorder = telemetry if books is None else Recorders(books, telemetry)
     inference = InferenceHttp(
-        Inference(backend, catalog, clock, recorder, limiter),
+        Inference(backend, catalog, clock, recorder, limiting),
         max_body_bytes=server.max_body_bytes,
         body_timeout_s=server.body_timeout_s,
         heartbeat_s=server.heartbeat_s,

@@ -74,6 +74,7 @@ class Limiter:
         lost: organizations that the store has lost, hard quotas included; `has_lost` is set with the first.
         unsure: those with quotas of which it is not known that the store knows what is committed; nothing waits for
             that. `has_lost` is set with the first of them, too.
+        is_used: somebody came whom a limit holds for.
         events: told of refusals.
         quotas: those that requests were last held to, by their meters' keys: the `MOST_QUOTAS` that were used last.
     """
@@ -104,6 +105,7 @@ class Limiter:
         self._refresh = refresh or _unchanged
         self.events: LimitEvents = NoEvents()
         self._estimates = OutputEstimates()
+        self.is_used = False
         self._plans: OrderedDict[tuple[KeyId, str], tuple[Principal, Sequence[Price], MeterPlan]] = OrderedDict()
         self._refusals = RefusalMemory()
         self._revival = asyncio.Condition()
@@ -118,6 +120,7 @@ class Limiter:
             if of is principal and at_prices == prices and now_ms < plan.valid_until_ms:
                 return plan
         plan = _plan(principal, model, prices, now_ms)
+        self.is_used |= bool(plan.uses)
         self._plans[place] = (principal, prices, plan)
         self._plans.move_to_end(place)
         if len(self._plans) > MOST_PLANS:
