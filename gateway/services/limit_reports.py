@@ -43,6 +43,8 @@ class LimitReports:
             plan = self._limiter.plan(principal, model, prices)
             metered.update((each.limit, each) for each in plan.metered)
         found = list(metered.values())
+        if any(each.period is not None for each in found):
+            await self._limiter.until_known(principal.organization_id)
         left = await self._limiter.store.look(principal.organization_id, [each.use for each in found]) if found else ()
         remaining = {each.limit: units for each, units in zip(found, left, strict=True)}
         return [

@@ -246,6 +246,19 @@ class Limiter:
             if request_id in self.untold:
                 self._posted_untold.add(request_id)
 
+    async def until_known(self, organization_id: OrganizationId) -> None:
+        """Wait until the store knows what is committed of the organization's quotas. Raises `LimitsUnavailable` if that
+        takes long."""
+        if organization_id in self._known_to_store:
+            return
+        self.unsure.add(organization_id)
+        self.has_lost.set()
+        try:
+            async with asyncio.timeout(REVIVAL_S), self._revival:
+                await self._revival.wait_for(lambda: organization_id in self._known_to_store)
+        except TimeoutError:
+            raise LimitsUnavailable from None
+
     async def note_known(self, organization_id: OrganizationId) -> None:
         """The store knows the organization again."""
         async with self._revival:
