@@ -128,8 +128,10 @@ def create_app(
         on_posted=(keeping.posted, alerts.posted),
         on_recovered=(keeping.recovered, alerts.posted),
         is_told=keeping.is_told,
+        on_gone=keeping.orphans.gone,
     )
     keeping.is_recovered = lambda: books.is_recovered
+    keeping.orphans.dying = lambda: books.dead
     administration = Administration.over(database, feed, peppers, clock)
     redis_url, rates = settings.redis.url, settings.throttle
     throttles = Throttles(None if redis_url is None else redis_url.get_secret_value())

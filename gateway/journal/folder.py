@@ -1,7 +1,9 @@
 """The folder of all journals: whose files are in it, and who of these writers is dead.
 
 A writer holds a lock on its ``WRITER.lock`` for as long as its process lives, and the kernel lets go of it however that
-process ends. Its segments are ``WRITER-NUMBER.journal``; what was found damaged is kept as ``….journal.damaged``.
+process ends. Who takes care of its journal holds the lock then, and the file says that it is for a dead one until all
+of it is in the ledger. A writer's segments are ``WRITER-NUMBER.journal``; what was found damaged is kept as
+``….journal.damaged``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import NamedTuple
 FOLDER_NAME = "journal"
 _SEGMENT = re.compile(r"([0-9a-f]+)-([0-9]+)\.journal")
 _LOCK = re.compile(r"([0-9a-f]+)\.lock")
+_OF_A_DEAD_ONE = b"the journal of a dead process\n"
 
 
 def new_writer_id() -> str:
@@ -44,6 +47,10 @@ class WriterLock:
             return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False
+
+    def note_posted(self) -> None:
+        """All that a dead writer has left is in the ledger."""
+        os.ftruncate(self._descriptor, 0)
 
     def release(self, *, remove: bool) -> None:
         """Args: remove: the writer's journal is finished and gone, so its lock goes too."""
@@ -119,6 +126,7 @@ class JournalFolder:
         if not is_same:  # alive; or another process has finished it and removed the file that we had opened
             os.close(descriptor)
             return None
+        os.pwrite(descriptor, _OF_A_DEAD_ONE, 0)
         return WriterLock(path, descriptor)
 
     def is_alive(self, writer_id: str) -> bool:
@@ -135,6 +143,18 @@ class JournalFolder:
             return False
         finally:
             os.close(descriptor)
+
+    def has_unposted(self) -> bool:
+        """A dead writer has left something that may not be in the ledger, whoever takes care of it."""
+        return any(map(self._is_unposted, self.writers()))
+
+    def _is_unposted(self, writer_id: str) -> bool:
+        try:
+            return not self.is_alive(writer_id) or self.lock_path(writer_id).stat().st_size > 0
+        except FileNotFoundError:  # finished meanwhile
+            return False
+        except OSError:  # nobody can tell, which whoever looks for dead ones has said
+            return False
 
     def _names(self) -> list[str]:
         try:

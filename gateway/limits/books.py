@@ -145,7 +145,8 @@ class Books:
                 missing.append(request_id)
                 continue
             self.lease_ms = held.lease_ms = lease_ms
-            held.reported, held.heard_at_ms, held.expires_at_ms = output, now_ms, now_ms + lease_ms
+            held.reported = max(held.reported, output)
+            held.heard_at_ms, held.expires_at_ms = now_ms, now_ms + lease_ms
             if held.expires_at_ms < held.looked_at_ms:
                 self._look_at(held)
         return missing

@@ -128,8 +128,8 @@ class DegradingLimits:
             organization_id, committed, known, view=view, settled=settled, is_whole=is_whole
         )
 
-    async def held(self, organization_id: OrganizationId) -> Sequence[RequestId]:
-        return await self._store.held(organization_id)
+    async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:
+        return await self._store.held(organization_id, owner)
 
     async def born_ms(self) -> int | None:
         return await self._store.born_ms()

@@ -71,8 +71,9 @@ class MemoryLimits:
         books.begin_epoch(committed, reservations, settled, self._now_ms(), view=view, is_whole=is_whole)
         return books.is_begun
 
-    async def held(self, organization_id: OrganizationId) -> Sequence[RequestId]:
-        return list(self._of(organization_id).held)
+    async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:
+        held = self._of(organization_id).held
+        return [request_id for request_id, each in held.items() if not owner or each.ask.owner == owner]
 
     async def born_ms(self) -> int | None:
         return None

@@ -165,6 +165,7 @@ class RedisLimits:
                 raise ValueError(f"{ask.request_id} is no reservation of {organization_id}")
             uses = [packed(use) for use in ask.uses]
             held = {
+                "owner": ask.owner,
                 "prompt": ask.prompt_tokens,
                 "granted": each.granted_output,
                 "reported": each.reported_output,
@@ -175,8 +176,8 @@ class RedisLimits:
         of, ended = prefix(organization_id), list(settled)
         return bool(await self._run(self._begin, of, tuple(names), amounts, running, ended, int(is_whole)))
 
-    async def held(self, organization_id: OrganizationId) -> Sequence[RequestId]:
-        held = await self._run(self._held, prefix(organization_id), ())
+    async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:
+        held = await self._run(self._held, prefix(organization_id), (), owner)
         return [RequestId(request_id.decode()) for request_id in held]
 
     async def born_ms(self) -> int | None:
@@ -204,6 +205,7 @@ class RedisLimits:
             prefix(ask.organization_id),
             ["epoch", f"done:{ask.request_id}", *(name for name, _ in uses)],
             ask.request_id,
+            ask.owner,
             ask.lease_ms,
             ask.prompt_tokens,
             ask.min_output,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class Bookkeeping:
         writer_id: new for this process (`gateway.journal.folder.new_writer_id`), and its client id at the engines.
         on_posted: told, in this order, as `Poster`'s; those of `on_recovered` as `Recovery`'s `on_posted`.
         is_told: as `Poster`'s and `Recovery`'s.
+        on_gone: as `Recovery`'s `on_finished`.
 
     Attributes:
         recorder: to be told of every request.
@@ -54,6 +55,7 @@ class Bookkeeping:
         on_posted: Sequence[OnPosted] = (),
         on_recovered: Sequence[OnPosted] = (),
         is_told: Callable[[RequestId], bool] = lambda _: True,
+        on_gone: Callable[[str], None] = lambda _: None,
     ) -> None:
         folder = JournalFolder(home)
         self._journal = JournalWriter(folder, writer_id)
@@ -69,12 +71,18 @@ class Bookkeeping:
             is_open=self.recorder.is_open,
             on_posted=_all_of(on_recovered),
             is_told=is_told,
+            on_finished=on_gone,
         )
 
     @property
     def is_recovered(self) -> bool:
         """Nothing of dead processes with this home waits to be entered in the ledger."""
         return self._recovery.is_idle
+
+    @property
+    def dead(self) -> Collection[str]:
+        """As `Recovery`'s."""
+        return self._recovery.dead
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

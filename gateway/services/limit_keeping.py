@@ -39,6 +39,7 @@ from gateway.domain.usage import TokenUsage
 from gateway.errors import LimitsUnavailable, StorageDown
 from gateway.services.grants import Grant, LateSettlement
 from gateway.services.limiter import Limiter
+from gateway.services.orphans import Orphans
 from gateway.services.ports import Clock
 from gateway.services.stores import Storage
 
@@ -65,6 +66,7 @@ class LimitKeeping:
 
     Attributes:
         is_recovered: whether nothing of dead processes of this host waits to be entered in the ledger.
+        orphans: what these had reserved.
     """
 
     def __init__(self, limiter: Limiter, storage: Storage, clock: Clock) -> None:
@@ -73,6 +75,7 @@ class LimitKeeping:
         self._storage = storage
         self._clock = clock
         self.is_recovered: Callable[[], bool] = lambda: True
+        self.orphans = Orphans(self._store, storage, limiter.lease_ms)
         self._seen: dict[OrganizationId, None] = {}
         self._recovered: dict[RequestId, LedgerRow] = {}
         self._num_rounds = 0
@@ -142,6 +145,7 @@ class LimitKeeping:
         for row in self._recovered.values():
             recovered.setdefault(row.organization_id, []).append(row)
         self._seen.update(dict.fromkeys([*limiter.live, *limiter.late, *recovered]))
+        self.orphans.begin_round(self._seen)
 
         async def report_one(organization_id: OrganizationId) -> None:
             grants = _holders(limiter, organization_id)
@@ -150,6 +154,7 @@ class LimitKeeping:
             if organization_id not in limiter.lost:
                 await limiter.settle_late(organization_id)
                 await self._settle_recovered(recovered.get(organization_id, ()))
+            await self.orphans.tend(organization_id, is_lost=organization_id in limiter.lost)
             await self._store.reap(organization_id, REAPED_AT_A_TIME)
             if not grants and organization_id not in limiter.live and not await self._store.held(organization_id):
                 self._seen.pop(organization_id, None)

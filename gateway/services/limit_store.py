@@ -87,8 +87,8 @@ class LimitStore(Protocol):
                 reservations are made known at once.
         """
 
-    async def held(self, organization_id: OrganizationId) -> Sequence[RequestId]:
-        """The requests that have reservations, in any order."""
+    async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:
+        """The requests that have reservations, in any order; only those of one owner (`Ask.owner`) if one is named."""
 
     async def born_ms(self) -> int | None:
         """When the store was first asked this since it was lost, by its own clock: another answer means that it was

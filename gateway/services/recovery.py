@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -83,6 +83,8 @@ class Recovery:
         on_posted: told of rows of dead processes that are in the ledger from now on; it may hear of one twice.
         is_told: whether it has passed on what it was told of a request. The journal stays until then: if this process
             dies, too, the next one tells it again.
+        on_finished: told of a dead process when all its requests are in the ledger and told; not if a part of its
+            journal cannot be read.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Recovery:
         grace_s: float = GRACE_S,
         on_posted: Callable[[Sequence[LedgerRow]], None] = lambda _: None,
         is_told: Callable[[RequestId], bool] = lambda _: True,
+        on_finished: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folder = folder
         self._storage = storage
@@ -107,15 +110,23 @@ class Recovery:
         self._grace_s = grace_s
         self._on_posted = on_posted
         self._is_told = is_told
-        self._has_looked = False
+        self._on_finished = on_finished
         self._cases: dict[str, _Case] = {}
         self._unusable: set[str] = set()  # writers whose lock cannot even be looked at; that is said only once
         self._next_own_s = clock.monotonic() + OWN_EVERY_S
 
     @property
     def is_idle(self) -> bool:
-        """There is no dead process whose requests are not all in the ledger."""
-        return self._has_looked and all(case.is_posted for case in self._cases.values())
+        """There is no dead process whose requests are not all in the ledger, whoever takes care of it."""
+        try:
+            return not self._folder.has_unposted()
+        except OSError:
+            return False
+
+    @property
+    def dead(self) -> Collection[str]:
+        """The writer_ids of the dead processes that are being taken care of."""
+        return list(self._cases)
 
     async def run(self) -> None:
         """Until cancelled; what is not finished then is left to the next process."""
@@ -132,7 +143,6 @@ class Recovery:
             self._find()
         except OSError as e:
             logger.error("the journals cannot be looked through (error %s)", e.errno)  # noqa: TRY400 - no bug
-        self._has_looked = True
         for case in list(self._cases.values()):
             try:
                 if await self._advance(case):
@@ -180,8 +190,12 @@ class Recovery:
         """Whether it is finished. Raises `StorageDown`."""
         if not case.is_posted:
             case.is_posted = await self._post_all(case)
+            if case.is_posted:
+                case.lock.note_posted()
         if not case.is_posted or case.tail.has_untold:
             return False
+        if not case.tail.damaged:
+            self._on_finished(case.writer_id)
         case.tail.remove_all()
         return True
 

@@ -273,6 +273,21 @@ def test_a_journal_can_be_taken_over_only_once_its_writer_is_gone(folder: Journa
     assert folder.take_over("ffff") is None
 
 
+def test_what_a_dead_writer_left_is_known_to_all_until_it_is_posted(folder: JournalFolder) -> None:
+    writer = JournalWriter(folder, ME)
+    assert not folder.has_unposted()
+    writer.close(remove=False)
+    assert folder.has_unposted()
+    lock = folder.take_over(ME)
+    assert lock is not None
+    assert folder.is_alive(ME)
+    assert folder.has_unposted(), "whoever takes care of it has not posted it yet"
+    lock.note_posted()
+    assert not folder.has_unposted()
+    lock.release(remove=False)
+    assert folder.has_unposted(), "nobody can tell what the one before has done"
+
+
 def test_a_journal_whose_lock_was_removed_is_taken_over_too(folder: JournalFolder) -> None:
     JournalWriter(folder, ME).close(remove=False)
     folder.lock_path(ME).unlink()

@@ -5,7 +5,7 @@
 
 local REFUSED, ADMITTED, LOST, TOO_LATE = 0, 1, 2, 3
 
-local _, not_after, _, request, lease_ms, prompt, least, expected, most, uses, is_trial = unpack(args)
+local _, not_after, _, request, owner, lease_ms, prompt, least, expected, most, uses, is_trial = unpack(args)
 local redis_now = redis_ms()
 
 -- Whoever asked has given up (its time-out), and would never settle this.
@@ -106,7 +106,8 @@ if is_admitted and is_trial == 0 then
   for i, use in ipairs(uses) do
     keep(use, first[i], second[i])
   end
-  local held = { prompt = prompt, granted = granted, reported = 0, uses = uses, reserved = reserved, answer = answer }
+  local held = { owner = owner, prompt = prompt, granted = granted, reported = 0, uses = uses, reserved = reserved }
+  held.answer = answer
   hold(request, held, lease_ms)
 end
 return answer

@@ -6,7 +6,7 @@ for i = 1, #outputs, 2 do
   local request = outputs[i]
   local held = reservation(request)
   if held then
-    held.reported = outputs[i + 1]
+    held.reported = math.max(held.reported, outputs[i + 1])
     hold(request, held, lease_ms)
   else
     missing[#missing + 1] = (i - 1) / 2
