@@ -47,7 +47,8 @@ class RedisLimits:
     whether there is a reservation, and the request is refused. Redis' clock being known from earlier answers, a script
     is told when its caller will have given up, and does nothing if it runs later; so what a paused Redis finds waiting
     when it goes on has no effect. What had been carried out in time is cancelled by this process as soon as Redis
-    answers again. If the process is gone by then, the lease runs out, and the prompt alone stays charged.
+    answers again. If the process is gone by then it is up to others (`services.orphans`); if the lease runs out before,
+    the prompt alone stays charged.
 
     Args:
         url: as redis-py reads them; may hold a password.

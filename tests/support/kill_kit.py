@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +21,8 @@ from open_load import LEAVES, Attempt
 from gateway.domain.ledger import LedgerRow
 from gateway.domain.limits.policy import Concurrency, QuotaRule, RequestRate, TokenRate
 
+LEASE_S = 6
+"""Of the cluster `ends`. Longer than it takes to recover what a killed gateway has left."""
 PROMPT, OUTPUT = 20, 300
 """Of a request that uses a quota up."""
 WATCH_S = 0.05
@@ -44,7 +48,7 @@ def tree(amount: int) -> Sequence[Held]:
 
 @asynccontextmanager
 async def all_back(cluster: SharedCluster) -> AsyncIterator[None]:
-    """Afterwards everything runs again that was ended meanwhile, whatever became of the test."""
+    """Afterwards everything runs again that was ended or stopped meanwhile, whatever became of the test."""
     try:
         yield
     finally:
@@ -52,7 +56,9 @@ async def all_back(cluster: SharedCluster) -> AsyncIterator[None]:
             if not server.is_running:
                 await asyncio.to_thread(server.start)
         for member in cluster.members:
-            if not member.is_running:
+            if member.is_running:
+                member.send(signal.SIGCONT)
+            else:
                 member.start()
         for gateway in cluster.gateways:
             await asyncio.to_thread(gateway.wait_ready)
@@ -87,16 +93,19 @@ async def never_over(cluster: SharedCluster, customer: Customer, amount: int) ->
 
 async def use_up(cluster: SharedCluster, caller: Caller, customer: Customer) -> None:
     """Ask by turns at the gateways until a hard quota refuses; nothing is left of it then that a request could have."""
-    urls = [gateway.url for gateway in cluster.gateways]
+    urls = itertools.cycle(gateway.url for gateway in cluster.gateways)
+
+    def is_all(answer: Answer) -> bool:
+        assert answer.code in (None, "insufficient_quota", "limits_unavailable"), answer.error
+        return answer.code == "insufficient_quota" or answer.is_clamped
+
     for num_choices in (16, 1):  # first many answers at once, while there is enough for that
-
-        async def ask(n: int = num_choices) -> Answer:
-            urls.append(urls.pop(0))
-            return await caller.ask(urls[0], customer.key, prompt=PROMPT, output=OUTPUT, n=n)
-
-        answers = await caller.ask_until(lambda answer: not answer.is_taken or answer.is_clamped, ask)
-    answers = [await ask() for _ in urls]
-    assert {answer.code for answer in answers} == {"insufficient_quota"}
+        await caller.ask_until(
+            is_all, lambda n=num_choices: caller.ask(next(urls), customer.key, prompt=PROMPT, output=OUTPUT, n=n)
+        )
+    for gateway in cluster.gateways:
+        last = await caller.ask(gateway.url, customer.key, prompt=PROMPT, output=OUTPUT)
+        assert last.code == "insufficient_quota", last.error
 
 
 async def used_up_to_the_token(
@@ -150,7 +159,7 @@ def all_is_posted(cluster: SharedCluster) -> bool:
     return is_complete and report[3] == "clean"
 
 
-def what_happened(attempts: Sequence[Attempt]) -> str:
+def what_became(attempts: Sequence[Attempt]) -> str:
     """For messages."""
     counts = Counter(f"{each.status} {_reason(each)}" for each in attempts)
     return "\n".join(f"{count:5} {what}" for what, count in counts.most_common())

@@ -25,13 +25,14 @@ class StoreBooks(NamedTuple):
     Attributes:
         quotas: by the key of the meter.
         slots: requests at a time, by the key of the meter; those that nobody holds are left out.
-        requests: that have a reservation.
+        requests: that have a reservation, with the end of their leases by Redis' clock, which is at `now_ms`.
         is_known: hard quotas hold; else the store has lost them.
     """
 
     quotas: Mapping[str, Amount]
     slots: Mapping[str, int]
-    requests: Sequence[str]
+    requests: Mapping[str, int]
+    now_ms: int
     is_known: bool
 
     @property
@@ -57,14 +58,16 @@ def store_books(cluster: SharedCluster, customer: Customer) -> StoreBooks:
         with client.pipeline(transaction=True) as pipe:
             for name in names:
                 pipe.get(of + name)
-            pipe.hkeys(f"{of}held")
+            pipe.zrange(f"{of}due", 0, -1, withscores=True)
+            pipe.time()
             pipe.exists(f"{of}epoch")
-            *values, requests, is_known = pipe.execute()
+            *values, due, (now_s, now_us), is_known = pipe.execute()
     figures = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     return StoreBooks(
         quotas={name[2:]: Amount(*map(int, kept.split())) for name, kept in figures.items() if name.startswith("q:")},
         slots={name[2:]: int(kept) for name, kept in figures.items() if name.startswith("l:") and int(kept)},
-        requests=requests,
+        requests={request_id: int(due_ms) for request_id, due_ms in due},
+        now_ms=now_s * 1000 + now_us // 1000,
         is_known=bool(is_known),
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import ENDS_ENGINE, MODEL, SharedCluster, running_cluster
+from kill_kit import LEASE_S as ENDS_LEASE_S
 from limit_kit import LimitOffice, limit_office
 from limit_load import Caller, calling
 
@@ -41,15 +42,15 @@ async def caller() -> AsyncIterator[Caller]:
 def ends(
     tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path, free_port: Callable[[], int]
 ) -> Iterator[SharedCluster]:
-    """For tests that kill and lose, and bring back what they end. The lease is the one that is shipped; requests end in
-    the engine as they ask, their tokens have a price, and Redis keeps what it has over a restart."""
+    """For tests that kill and lose, and bring back what they end. Requests end in the engine as they ask, their tokens
+    have a price, and Redis keeps what it has over a restart."""
     folder, models = tmp_path_factory.mktemp("ends"), smollm2_path.parents[1]
     with running_cluster(
         folder,
         models,
         free_port,
         engine=(ENDS_ENGINE, "5"),
-        settings={"EVENHAND_SERVER__DRAIN_NOTICE_S": "1"},
+        settings={"EVENHAND_SERVER__DRAIN_NOTICE_S": "1", "EVENHAND_LIMITS__LEASE_S": str(ENDS_LEASE_S)},
         redis_keeps_data=True,
     ) as cluster:
         cluster.command("price", "set", MODEL, "--prompt", "1", "--cached", "0.5", "--completion", "3")
