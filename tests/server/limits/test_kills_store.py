@@ -51,11 +51,11 @@ def kill_postgresql(cluster: SharedCluster) -> None:
 VICTIMS: dict[str, tuple[Callable[[SharedCluster], None], float]] = {
     "gateway": (kill_gateway, LOAD_S),
     "redis, empty": (kill_redis_empty, LOAD_S + LEASE_S),
-    "redis, with its data": (kill_redis_with_data, LOAD_S),
+    "redis, with its data": (kill_redis_with_data, LOAD_S + LEASE_S),
     "postgresql": (kill_postgresql, LOAD_S),
 }
-"""What is killed, and for how long there is load: of a Redis that is empty it is refused until every gateway must have
-made known what it has."""
+"""What is killed, and for how long there is load: of a Redis that is empty, or may be an older one, it is refused until
+every gateway must have made known what it has."""
 
 
 @pytest.mark.parametrize("repeat", range(examples(1)))
