@@ -25,7 +25,7 @@ help: ## say what there is
 serve: $(VENV)/.runtime ## serve a model on this machine; Ctrl-C stops it
 	@$(BIN)/evenhand serve $(if $(MODEL),--model "$$MODEL") $(if $(DEVICE),--device "$$DEVICE") $(if $(PORT),--port "$$PORT")
 
-test: check $(VENV)/.model ## everything that CI runs (under 35 minutes)
+test: check $(VENV)/.model ## everything that CI runs (some 45 minutes on two cores)
 	$(BIN)/pytest $(QUICK) $(LONGER) -m 'not gpu'
 
 check: $(VENV)/.dev ## lint, format, types, import rules
