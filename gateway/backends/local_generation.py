@@ -146,7 +146,7 @@ class LocalGeneration:
             self._settle(choice, output)
             return []
         choice.read(output, self._tokenizer)
-        if output.held_at_cap and self._call_held is not None:
+        if output.held_at_cap and not choice.text.stopped and self._call_held is not None:
             self._call_held()
         finish = output.finish
         if finish in ("abort", "deadline", "error"):

@@ -61,12 +61,14 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         refuse: raised when a request is started.
+        queue: requests wait in the queue until a test opens the gate of this name; nothing is computed for them before.
         num_cached_tokens: said to be found in the cache, for each prompt.
     """
 
     steps: tuple[Step, ...]
     finish: FinishReason = "stop"
     refuse: EvenhandError | None = None
+    queue: str | None = None
     num_cached_tokens: int = 0
 
     @classmethod
@@ -109,7 +111,7 @@ class ScriptedBackend:
         return Readiness(self.is_up, "" if self.is_up else "the scripted engine is down")
 
     async def standing(self, request_id: RequestId) -> LiveRequest | None:
-        """A request that has not ended runs; nobody ever waits."""
+        """A request that has not ended is said to run."""
         if not self.is_up:
             raise EngineDown("The engine is not available right now. Please try again shortly.", retry_after_s=2)
         for generation in self.generations:
@@ -226,6 +228,8 @@ class ScriptedGeneration:
         self._held_cap = held_cap
         self._is_last_word = False
         self._raised = asyncio.Event()
+        self._is_queued = script.queue is not None
+        self._stop_waiting: Callable[[], object] = lambda: None
         self._call_held: Callable[[], None] | None = None
         self.request = request
         self.info = info
@@ -244,7 +248,12 @@ class ScriptedGeneration:
 
     async def __anext__(self) -> Sequence[GenerationEvent]:
         steps = self._script.steps
+        if self._is_queued and self._script.queue is not None:
+            await self._until(self._backend.gate(self._script.queue))
+            self._is_queued = self.aborted
         while self._open:
+            if self.aborted:
+                raise EngineDown("The engine failed while it worked on this request.", retry_after_s=2)
             if (held := self._held()) is not None:
                 events = await self._wait_at_cap(held)
                 if events:
@@ -293,8 +302,19 @@ class ScriptedGeneration:
         self._raised.clear()
         if self._call_held is not None:
             self._call_held()
-        await self._raised.wait()
+        await self._until(self._raised)
         return []
+
+    async def _until(self, event: asyncio.Event) -> None:
+        """Or until somebody stops the request."""
+        if self.aborted:
+            return
+        waiting = asyncio.create_task(event.wait())
+        self._stop_waiting = waiting.cancel
+        try:
+            await asyncio.wait({waiting})
+        finally:
+            waiting.cancel()
 
     def _told(self, events: list[GenerationEvent]) -> list[GenerationEvent]:
         self.num_told += len(events)
@@ -305,6 +325,7 @@ class ScriptedGeneration:
     def abort(self) -> None:
         if not self.ended:
             self.aborted = self.ended = True
+            self._stop_waiting()
             self._backend.note_change()
 
     async def wait_ended(self, timeout_s: float) -> None:
@@ -312,6 +333,8 @@ class ScriptedGeneration:
 
     @property
     def usage(self) -> TokenUsage:
+        if self._is_queued:
+            return TokenUsage()
         return TokenUsage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
@@ -337,7 +360,7 @@ class ScriptedGeneration:
             case Pause(seconds):
                 await self._backend.sleep(seconds)
             case Gate(name):
-                await self._backend.gate(name).wait()
+                await self._until(self._backend.gate(name))
             case Fail(error):
                 self.ended = True
                 self._backend.note_change()

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from gateway.domain.events import ChoiceFinished, GenerationEvent, TextDelta
+from gateway.domain.events import Cause, GenerationEvent, TextDelta
 from gateway.domain.ledger import Opening
 from gateway.domain.limits.policy import Price
 from gateway.domain.record import RequestInfo, RequestRecord
@@ -224,14 +224,16 @@ class Call:
     def _headroom_seen(self, headroom: Headroom, events: Sequence[GenerationEvent]) -> Sequence[GenerationEvent]:
         """Ask for more output in time; say of answers that are cut for want of it why they were."""
         if headroom.cut is not None:
-            return [
-                msgspec.structs.replace(event, cause=headroom.cut)
-                if isinstance(event, ChoiceFinished) and event.reason == "length"
-                else event
-                for event in events
-            ]
+            return [self._with_cause(event, headroom.cut, headroom.cap) for event in events]
         headroom.look()
         return events
+
+    def _with_cause(self, event: GenerationEvent, cause: Cause, held_cap: int) -> GenerationEvent:
+        """An answer that asked for no more than it got has an end of its own."""
+        if isinstance(event, TextDelta) or event.reason != "length":
+            return event
+        wanted = self.grant.caps[event.choice // self.grant.num_choices]
+        return msgspec.structs.replace(event, cause=cause) if wanted > held_cap else event
 
     def _leave_queue(self) -> None:
         if self._place is not None:

@@ -34,14 +34,15 @@ class Headroom:
         held_cap: of each answer for now.
 
     Attributes:
-        cut: why its answers end where they are; None if they do not.
+        cap: of each answer for now.
+        cut: why its answers end at `cap`; None if they do not.
     """
 
     def __init__(self, limiter: Limiter, grant: Grant, generation: Generation, held_cap: int) -> None:
         self._limiter = limiter
         self._grant = grant
         self._generation = generation
-        self._cap = held_cap
+        self.cap = held_cap
         self._most = max(grant.caps)
         self._patience_s = min(PATIENCE_S, limiter.lease_ms / 2000)
         self._asking: asyncio.Task[None] | None = None
@@ -54,9 +55,9 @@ class Headroom:
 
     def look(self) -> None:
         """The answers have grown: ask for more if one of them is near its cap."""
-        if self._asking is not None or self._is_closed or self._asked_at_cap == self._cap:
+        if self._asking is not None or self._is_closed or self._asked_at_cap == self.cap or self.cap == self._most:
             return
-        if self._generation.progress.most_tokens >= self._cap - AHEAD_TOKENS:
+        if self._generation.progress.most_tokens >= self.cap - AHEAD_TOKENS:
             self._ask()
 
     async def close(self) -> None:
@@ -82,7 +83,7 @@ class Headroom:
         try:
             while not self._is_closed:
                 was_held = self._is_held
-                self._asked_at_cap = self._cap
+                self._asked_at_cap = self.cap
                 is_raised = await self._is_raised()
                 if is_raised:
                     self._is_held = False
@@ -103,14 +104,14 @@ class Headroom:
     def _end(self, cause: Cause) -> None:
         self._is_closed = True
         self.cut = cause
-        self._generation.raise_cap(self._cap)
+        self._generation.raise_cap(self.cap)
 
     async def _is_raised(self) -> bool | None:
         """Whether there is more, or no answer is left to have it; None if that cannot be told."""
         progress = self._generation.progress
         if not progress.num_open:
             return True
-        wanted_cap = min(self._most, max(self._cap, progress.most_tokens) + SLICE_TOKENS)
+        wanted_cap = min(self._most, max(self.cap, progress.most_tokens) + SLICE_TOKENS)
         try:
             granted = await self._limiter.raise_output(
                 self._grant, progress.ended_tokens + progress.num_open * wanted_cap
@@ -124,8 +125,8 @@ class Headroom:
             return None
         progress = self._generation.progress
         cap = min(self._most, (granted - progress.ended_tokens) // max(progress.num_open, 1))
-        if cap <= self._cap:
+        if cap <= self.cap:
             return False
-        self._cap = cap
+        self.cap = cap
         self._generation.raise_cap(cap)
         return True

@@ -178,6 +178,8 @@ class Limiter:
             max_output=max_output,
         )
         verdict = await self._known(ask, self.store.admit)
+        for shadow in verdict.shadow_refused:
+            self.events.shadow_refused(plan.metered[shadow].limit)
         self._judge(info, model, plan, ask, verdict)
         grant.ask = ask
         grant.granted = verdict.granted_output
@@ -356,8 +358,6 @@ class Limiter:
 
     def _judge(self, info: RequestInfo, model: str, plan: MeterPlan, ask: Ask, verdict: Verdict) -> None:
         """Raises what a refusal is."""
-        for shadow in verdict.shadow_refused:
-            self.events.shadow_refused(plan.metered[shadow].limit)
         if verdict.is_admitted:
             return
         if verdict.is_lost:
