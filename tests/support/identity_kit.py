@@ -84,8 +84,11 @@ def holder_of(raw_key: str, principal: Principal = PRINCIPAL, **key_fields: Any)
             id=principal.organization_id,
             name=principal.organization,
             weight=principal.organization_weight,
+            time_zone=principal.time_zone,
             created_at_ms=0,
         ),
+        principal.limits,
+        principal.top_ups,
     )
 
 
