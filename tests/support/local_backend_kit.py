@@ -37,11 +37,12 @@ INFO = RequestInfo(
 
 
 class FakeStream:
-    """Plays outputs; what the test has not fed yet is waited for."""
+    """Plays outputs; what the test has not fed yet is waited for. `caps` are those it was raised to."""
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[Output | EngineError] = asyncio.Queue()
         self.num_aborts = 0
+        self.caps: list[int] = []
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -54,6 +55,9 @@ class FakeStream:
 
     def abort(self) -> None:
         self.num_aborts += 1
+
+    def raise_cap(self, output_cap: int) -> None:
+        self.caps.append(output_cap)
 
     def feed(self, *outputs: Output | EngineError) -> FakeStream:
         for output in outputs:
@@ -100,9 +104,9 @@ def request(*prompts: Prompt, **fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", prompts=prompts or (Text("hi"),), **fields)
 
 
-async def started(client: FakeClient, wanted: GenerationRequest) -> LocalGeneration:
+async def started(client: FakeClient, wanted: GenerationRequest, **options: Any) -> LocalGeneration:
     prepared = await LocalBackend(client, {"m": ASSETS}).prepare(wanted)
-    return prepared.start(INFO)
+    return prepared.start(INFO, **options)
 
 
 async def events_of(generation: LocalGeneration) -> list[GenerationEvent]:
