@@ -222,8 +222,8 @@ class Limiter:
         self._learn(grant, usage)
         is_taken = False
         try:
-            # What a share holds is nothing that the store has to know first.
-            waits = organization_id in self.lost and not grant.is_by_share
+            # What a share holds is nothing that the store has to know first, nor what counts for no quota.
+            waits = organization_id in self.lost and bool(grant.plan.quotas) and not grant.is_by_share
             is_taken = not waits and await self._settled(grant, usage)
         finally:
             if is_taken:
