@@ -219,6 +219,8 @@ class LimitKeeping:
 
     async def _report_some(self, organization_id: OrganizationId, grants: Sequence[Grant]) -> None:
         limiter = self._limiter
+        unheard_since = self._clock.monotonic() - limiter.lease_ms / 1000
+        unheard = {each for each, heard_at in self._heard.items() if heard_at <= unheard_since}
         missing = await self._missing(organization_id, grants)
         if not missing:
             return
@@ -226,8 +228,10 @@ class LimitKeeping:
         if not is_begun and any(grant.plan.is_exact for grant in missing):
             limiter.note_lost(organization_id)
             return
-        # What is missing still had been given up for dead, and settled.
-        for grant in await self._missing(organization_id, missing):
+        # What is missing still had been given up for dead, and settled. What was not heard of for a whole lease may be
+        # missing since the store was lost, and known again without it.
+        gone = [grant for grant in missing if grant.info.request_id in unheard]
+        for grant in [*gone, *await self._missing(organization_id, missing)]:
             if grant.plan.is_exact and grant.info.request_id in limiter.live.get(organization_id, {}):
                 grant.end()
 

@@ -16,7 +16,7 @@ from gateway.domain.ids import OrganizationId
 from gateway.domain.ledger import Charge, LedgerRow
 from gateway.domain.principal import Principal
 from gateway.domain.usage import TokenUsage
-from gateway.errors import StorageDown
+from gateway.errors import LimitsUnavailable, StorageDown
 from gateway.limits.memory import MemoryLimits
 from gateway.services.grants import Grant
 from gateway.services.limit_keeping import LimitKeeping
@@ -105,7 +105,9 @@ class Gateway:
 
     async def _revive(self) -> None:
         while True:
-            await self.keeping._keep_reviving()
+            with contextlib.suppress(LimitsUnavailable):
+                await self.keeping._keep_reviving()
+            await asyncio.sleep(0.001)
 
     async def admit(self, principal: Principal, prompt: int = 10, most: int = 100) -> Grant:
         return await self.limiter.admit(info_of(principal), Wanted((prompt,), (most,)), (), num_choices=1)
