@@ -43,6 +43,7 @@ class _KeptQuota(msgspec.Struct):
 class _View(msgspec.Struct):
     at_ms: int
     amounts: dict[str, int]
+    num_parts: int = 0
 
 
 class _Held(msgspec.Struct):
@@ -217,12 +218,17 @@ class Books:
         *,
         view: str,
         is_whole: bool,
+        num_parts: int,
     ) -> None:
         """The first who comes tells all that is committed, what was settled before it included. Later ones are heard of
         quotas that nobody told of and nothing is committed to: new ones."""
-        self._stage(view, committed, now_ms)
+        kept = self._stage(view, committed, now_ms)
         if is_whole:
-            self._tell(self.staged.pop(view).amounts, settled, now_ms)
+            del self.staged[view]
+            if num_parts in (0, kept.num_parts):
+                self._tell(kept.amounts, settled, now_ms)
+        else:
+            kept.num_parts += 1
         for each in reservations:
             ask = each.ask
             if ask.request_id not in self.held and self._ended(ask.request_id) is None:
@@ -230,11 +236,12 @@ class Books:
                 self._hold(ask, verdict, each.reserved, now_ms)
                 self.held[ask.request_id].reported = each.reported_output
 
-    def _stage(self, view: str, committed: Mapping[str, int], now_ms: int) -> None:
+    def _stage(self, view: str, committed: Mapping[str, int], now_ms: int) -> _View:
         self.staged = {name: kept for name, kept in self.staged.items() if now_ms - kept.at_ms < STAGED_MS}
         kept = self.staged.setdefault(view, _View(now_ms, {}))
         kept.at_ms = now_ms
         kept.amounts.update(committed)
+        return kept
 
     def _tell(self, committed: Mapping[str, int], settled: Collection[RequestId], now_ms: int) -> None:
         counted: set[str] = set()

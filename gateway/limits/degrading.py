@@ -122,10 +122,17 @@ class DegradingLimits:
         view: str = "",
         settled: Collection[RequestId] = (),
         is_whole: bool = True,
+        num_parts: int = 0,
     ) -> bool:
         known = [each for each in reservations if each.ask.request_id not in self._by_share]
         return await self._store.begin_epoch(
-            organization_id, committed, known, view=view, settled=settled, is_whole=is_whole
+            organization_id,
+            committed,
+            known,
+            view=view,
+            settled=settled,
+            is_whole=is_whole,
+            num_parts=num_parts,
         )
 
     async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:

@@ -62,13 +62,16 @@ class MemoryLimits:
         view: str = "",
         settled: Collection[RequestId] = (),
         is_whole: bool = True,
+        num_parts: int = 0,
     ) -> bool:
         for each in reservations:
             validate(each.ask)
             if each.ask.organization_id != organization_id or len(each.reserved) != len(each.ask.uses):
                 raise ValueError(f"{each.ask.request_id} is no reservation of {organization_id}")
         books = self._of(organization_id)
-        books.begin_epoch(committed, reservations, settled, self._now_ms(), view=view, is_whole=is_whole)
+        books.begin_epoch(
+            committed, reservations, settled, self._now_ms(), view=view, is_whole=is_whole, num_parts=num_parts
+        )
         return books.is_begun
 
     async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:

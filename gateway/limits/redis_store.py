@@ -150,6 +150,7 @@ class RedisLimits:
         view: str = "",
         settled: Collection[RequestId] = (),
         is_whole: bool = True,
+        num_parts: int = 0,
     ) -> bool:
         names = {"epoch": 3, "told": 4, f"staged:{view}": 5}
         """With their index among the keys."""
@@ -175,7 +176,8 @@ class RedisLimits:
             }
             running.append((ask.request_id, ask.lease_ms, held, [index(name) for name, _ in uses]))
         of, ended = prefix(organization_id), list(settled)
-        return bool(await self._run(self._begin, of, tuple(names), amounts, running, ended, int(is_whole)))
+        told = (amounts, running, ended, int(is_whole), num_parts)
+        return bool(await self._run(self._begin, of, tuple(names), *told))
 
     async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:
         held = await self._run(self._held, prefix(organization_id), (), owner)

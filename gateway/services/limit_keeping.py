@@ -271,9 +271,7 @@ class LimitKeeping:
     async def revive(self) -> None:
         """Try once to make the organizations known that are lost. Raises `LimitsUnavailable`."""
         limiter = self._limiter
-        age_ms = await self._store.age_ms()
-        have_all_noticed = age_ms is None or age_ms >= limiter.lease_ms
-        can_read = have_all_noticed and self.is_recovered()
+        can_read = await self._have_all_noticed() and self.is_recovered()
 
         async def revive_one(organization_id: OrganizationId) -> None:
             if await self._revive_one(organization_id, can_read=can_read):
@@ -289,9 +287,17 @@ class LimitKeeping:
         Args:
             can_read: what is committed can be told by the ledger.
         """
-        if await self._register(organization_id, _holders(self._limiter, organization_id)):
+        holders = _holders(self._limiter, organization_id)
+        if await self._register(organization_id, holders):
             return True
+        if any(grant.plan.is_exact for grant in holders):
+            self._limiter.note_lost(organization_id)  # no report says so any more
         if not can_read:
+            return False
+        view = secrets.token_hex(8)
+        # A store that is lost from here on has not heard of the view, and takes nothing of it.
+        await self._store.begin_epoch(organization_id, {}, (), view=view, is_whole=False)
+        if not await self._have_all_noticed():
             return False
         request_ids = list(await self._store.held(organization_id))
         since_ms = int(self._clock.time() * 1000) - PERIOD_SLACK_MS
@@ -303,20 +309,28 @@ class LimitKeeping:
             if request_id not in present:
                 committed.update({quota.key: quota.weights.cost(usage) for quota in grant.plan.quotas})
         settled = [request_id for request_id in request_ids if request_id in present]
-        amounts = list(committed.items())
-        view = secrets.token_hex(8)
+        amounts, num_parts = list(committed.items()), 1
         for begin in range(0, len(amounts), CHUNK):
             part = dict(amounts[begin : begin + CHUNK])
             await self._store.begin_epoch(organization_id, part, (), view=view, is_whole=False)
-        await self._store.begin_epoch(organization_id, {}, (), view=view, settled=settled)
-        _log.info(
-            "limits of %s are known again: %d quotas, %d requests running, %d settled meanwhile",
-            organization_id,
-            len(amounts),
-            len(request_ids) - len(settled),
-            len(settled),
+            num_parts += 1
+        is_known = await self._store.begin_epoch(
+            organization_id, {}, (), view=view, settled=settled, num_parts=num_parts
         )
-        return True
+        if is_known:
+            _log.info(
+                "limits of %s are known again: %d quotas, %d requests running, %d settled meanwhile",
+                organization_id,
+                len(amounts),
+                len(request_ids) - len(settled),
+                len(settled),
+            )
+        return is_known
+
+    async def _have_all_noticed(self) -> bool:
+        """Whether the store was there for a whole lease."""
+        age_ms = await self._store.age_ms()
+        return age_ms is None or age_ms >= self._limiter.lease_ms
 
     def _unposted(self, organization_id: OrganizationId) -> dict[RequestId, LateSettlement]:
         """What this process has settled and may not have posted yet."""

@@ -64,6 +64,7 @@ class LimitStore(Protocol):
         view: str = "",
         settled: Collection[RequestId] = (),
         is_whole: bool = True,
+        num_parts: int = 0,
     ) -> bool:
         """Make known again what a store has lost: committed amounts by quota key, and what runs. Until it is called for
         an organization that has hard quotas, `check` and `admit` answer `is_lost` if one is among the uses.
@@ -85,6 +86,8 @@ class LimitStore(Protocol):
                 without being committed again.
             is_whole: else more is to come of this view. Its amounts are put aside until then, for ten minutes at most;
                 reservations are made known at once.
+            num_parts: of this view that were told before its whole. If the store does not have them all any more, since
+                it was lost meanwhile, or for too long, nothing of the view is taken.
         """
 
     async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:

@@ -223,13 +223,15 @@ class Gateways(RuleBasedStateMachine):
             story = self.reference.stories.get(request.ask.request_id)
             if request.has_crashed or (story is not None and story.status == "reaped"):
                 self.end(request, data)
-        settled = {} if data is None else self.make_known_before(data)
+        settled, num_parts = ({}, 0) if data is None else self.make_known_before(data)
         reservations = self.reservations()
         first, again = len(reservations), 0
         if data is not None:
             first = data.draw(st.integers(0, len(reservations)), "made known first")
             again = data.draw(st.integers(0, first), "made known twice")
-        self.all_begin(dict(self.ledger), reservations[:first], view="first", settled=list(settled))
+        self.all_begin(
+            dict(self.ledger), reservations[:first], view="first", settled=list(settled), num_parts=num_parts
+        )
         self.all_begin(
             {key: units + 5 for key, units in self.ledger.items()},
             reservations[again:],
@@ -239,11 +241,11 @@ class Gateways(RuleBasedStateMachine):
         for request_id, usage in settled.items():
             self.store_settles(request_id, usage)
 
-    def make_known_before(self, data: st.DataObject) -> dict[RequestId, TokenUsage]:
+    def make_known_before(self, data: st.DataObject) -> tuple[dict[RequestId, TokenUsage], int]:
         """In parts, while the organization is lost, with amounts that are not the last; which of the requests have
-        ended meanwhile and are in the ledger already, and with what usage."""
+        ended meanwhile and are in the ledger already, and with what usage; and how many parts."""
         if self.reference.is_begun:
-            return {}
+            return {}, 0
         known = self.reservations()
         known = known[: data.draw(st.integers(0, len(known)), "made known before the epoch")]
         half = len(known) // 2
@@ -258,7 +260,9 @@ class Gateways(RuleBasedStateMachine):
             output = data.draw(st.integers(each.output, each.granted), "output in the ledger")
             usage = settled[each.ask.request_id] = TokenUsage(each.ask.prompt_tokens, output)
             self.enter_in_ledger(each, usage)
-        return settled
+        if data.draw(st.booleans(), "a part is missing"):
+            self.all_begin(dict.fromkeys(self.ledger, 9), [], view="another", settled=list(settled), num_parts=3)
+        return settled, 2
 
     def all_begin(self, amounts: dict[str, int], reservations: list[Reservation], **options: Any) -> None:
         is_begun = self.reference.begin_epoch(amounts, reservations, self.now_ms, **options)

@@ -7,6 +7,7 @@ rules in `gateway` are not used. Nobody is forgotten: ask for no request later t
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -75,6 +76,8 @@ class SlowLimits:
     told: set[str] = field(default_factory=set)
     asked: list[int] = field(default_factory=list)
     staged: dict[str, dict[str, int]] = field(default_factory=dict)
+    num_staged: Counter[str] = field(default_factory=Counter)
+    """Parts of a view."""
     lease_ms: int = 0
     back_at_ms: int = 0
 
@@ -253,10 +256,15 @@ class SlowLimits:
         view: str = "",
         settled: Collection[RequestId] = (),
         is_whole: bool = True,
+        num_parts: int = 0,
     ) -> bool:
         self.note_asked(now_ms)
         staged = self.staged.setdefault(view, {})
         staged.update(committed)
+        self.num_staged[view] += not is_whole
+        if is_whole and num_parts not in (0, self.num_staged.pop(view)):
+            is_whole = False
+            del self.staged[view]
         counted: set[str] = set()
         for key, amount in self.staged.pop(view).items() if is_whole else ():
             if not self.is_begun and self.total(key) > amount:

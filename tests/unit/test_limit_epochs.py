@@ -78,6 +78,7 @@ async def test_what_is_left_is_told_by_what_is_committed(gateway: Gateway) -> No
     assert [each.remaining for each in await reports.of(limited(SOFT, RUNNING))] == [300, 2]
     gateway.ledger.failure = StorageDown()
     gateway.store._books.clear()
+    gateway.limiter.note_store_lost()
     with pytest.raises(LimitsUnavailable):
         await reports.of(ONE)
 
@@ -173,6 +174,6 @@ async def test_many_quotas_are_told_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     before.post()
     gateway = Gateway(ledger)
     async with gateway.reviving():
-        assert await gateway.limiter.is_known(ORGANIZATION)
+        await gateway.limiter.until_known(ORGANIZATION)
 
     assert [await gateway.left(principal) for principal in keys] == [[989 - num] for num in range(5)]

@@ -3,16 +3,25 @@
 
 local STAGED_MS = 600000
 local is_counted = {} -- quotas to which more had been committed here than was told
-local _, _, _, committed, reservations, settled, is_whole = unpack(args)
+local _, _, _, committed, reservations, settled, is_whole, num_parts = unpack(args)
+local has_view = string.sub(KEYS[5], -1) ~= ':'
 local is_begun = is_known(KEYS[3])
 local is_older = not is_begun and redis.call('EXISTS', KEYS[3]) == 1 -- so is what was counted
 
 for _, told in ipairs(committed) do
   redis.call('HSET', KEYS[5], KEYS[told[1]], text(told[2]))
 end
+local num_told = tonumber(redis.call('HGET', KEYS[5], '') or 0) -- beside the amounts, whose fields have names
 if is_whole == 0 then
+  if has_view then
+    redis.call('HSET', KEYS[5], '', text(num_told + 1))
+  end
   redis.call('PEXPIRE', KEYS[5], text(STAGED_MS))
+elseif num_parts > 0 and num_parts ~= num_told then -- they were lost, and who knows what else was
+  is_whole = 0
+  redis.call('DEL', KEYS[5])
 else
+  redis.call('HDEL', KEYS[5], '')
   local amounts = redis.call('HGETALL', KEYS[5])
   for i = 1, #amounts, 2 do
     local quota = { [KIND] = QUOTA, [KEY] = amounts[i] }

@@ -98,6 +98,26 @@ async def test_two_views_are_not_mixed(hub: Hub, is_later_first: bool) -> None:
     assert await hub.left(quota(1_000, "day_2")) == [997], "nobody had told of it, or the first did"
 
 
+async def test_of_a_view_whose_parts_are_not_all_there_nothing_is_taken(hub: Hub) -> None:
+    """The store was lost between them, with what others had made known."""
+    [ask] = asks(hub, 1)
+    await begin(hub, running(ask, 80), is_whole=False)
+    for num_told in (1, 2):
+        for num in range(num_told):
+            await begin(hub, committed={f"day_{num}": 300}, view="v", is_whole=False)
+        assert not await begin(hub, committed={"day_5": 7}, view="v", settled=[ask.request_id], num_parts=3)
+        assert await hub.store.admit(hub.ask(*ALL)) == LOST
+        assert await hub.store.held(hub.id) == [ask.request_id]
+    for num in range(3):
+        await begin(hub, committed={f"day_{num}": 200 + num}, view="v", is_whole=False)
+    assert await begin(hub, committed={"day_5": 7}, view="v", settled=[ask.request_id], num_parts=3)
+
+    assert await hub.left(*(quota(1_000, f"day_{num}") for num in (0, 1, 2, 5))) == [800, 799, 798, 993]
+    assert await hub.store.held(hub.id) == []
+    assert await begin(hub, committed={"day_0": 1}, view="other", num_parts=9), "it is known all the same"
+    assert await hub.left(quota(1_000, "day_0")) == [800]
+
+
 async def test_what_was_counted_of_a_soft_quota_that_becomes_hard_is_not_lowered(hub: Hub) -> None:
     """The ledger is behind the store by one request, and has another one that the store is not told of yet."""
     soft = quota(1_000, is_hard=False)

@@ -153,6 +153,7 @@ async def hub(redis: RedisServer, raw: Any) -> AsyncIterator[Hub]:
             await gateway.limiter.note_known(hub.organization_id)
             await gateway.keeping.look_at_store()
             await stack.enter_async_context(gateway.reviving())
+        clock.now += LEASE_S  # Redis has been there for long
         yield hub
 
 
@@ -248,6 +249,38 @@ async def test_two_that_have_seen_different_ledgers_count_nothing_twice(hub: Hub
     await hub.assert_exact()
 
 
+async def test_a_redis_that_is_lost_again_while_the_ledger_is_read_is_told_nothing_of_what_was_read(hub: Hub) -> None:
+    """Nor do the others know yet that they have to make their requests known."""
+    one, other = hub.gateways
+    await hub.begin(one, 2, most=4_000)
+    await hub.begin(other, 2, most=4_000)
+    await hub.end(0, 900)
+    hub.post()
+    await hub.until_known()
+    await hub.lose()
+    num_looks = 0
+
+    async def lose_it() -> None:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 1:
+            await hub.lose()
+
+    hub.ledger.has_read = lose_it
+    await hub.passes(5)
+
+    async def has_looked() -> bool:
+        return num_looks > 0
+
+    await until(has_looked)
+    assert await hub.is_refused(one)
+    assert await hub.is_refused(other)
+    await hub.passes(6)
+    await hub.until_known()
+
+    await hub.assert_exact()
+
+
 async def test_a_process_in_which_nothing_runs_tells_what_the_ledger_does_not_have_yet(hub: Hub) -> None:
     """Its reader is slow: the answer is settled, and its row is still to come."""
     one, other = hub.gateways
@@ -330,6 +363,7 @@ async def test_who_was_held_up_itself_ends_what_others_have_begun_without(hub: H
     await hub.begin(one)
     await hub.begin(other, 2, most=9_000)
     await hub.passes(1)
+    await hub.until_known()
     await hub.lose()
     await hub.passes(6, one)
     await hub.until_known(one)
