@@ -204,8 +204,18 @@ class Standings(NamedTuple):
 
 async def standings(url: str, key: str) -> Standings:
     """Where a key's limits stand right now, by the gateway at this address."""
+    found = await standings_if_known(url, key)
+    assert found is not None, "limits_unavailable"
+    return found
+
+
+async def standings_if_known(url: str, key: str) -> Standings | None:
+    """None while the gateway cannot tell: Redis does not answer, or what a dead process has used is not all in the
+    ledger yet."""
     async with httpx.AsyncClient(base_url=url, timeout=20) as client:
         answer = await client.get("/v1/limits", headers={"authorization": f"Bearer {key}"})
+    if answer.status_code == 503 and answer.json()["error"]["code"] == "limits_unavailable":
+        return None
     assert answer.status_code == 200, answer.text
     return Standings(answer.json()["data"])
 
