@@ -279,7 +279,9 @@ class LimitKeeping:
                 self._seen[organization_id] = None
                 await limiter.settle_late(organization_id)
 
-        await self._for_each([*(limiter.lost | limiter.unsure if can_read else limiter.lost)], revive_one)
+        # Another process may have made it known, so who waits is worth a question even if nothing can be read.
+        waiting = limiter.unsure if can_read else limiter.awaited
+        await self._for_each([*(limiter.lost | waiting)], revive_one)
 
     async def _revive_one(self, organization_id: OrganizationId, *, can_read: bool) -> bool:
         """Whether the store knows the organization now.

@@ -74,6 +74,7 @@ class Limiter:
         lost: organizations that the store has lost, hard quotas included; `has_lost` is set with the first.
         unsure: those with quotas of which it is not known that the store knows what is committed; nothing waits for
             that. `has_lost` is set with the first of them, too.
+        awaited: those of them that somebody did wait for.
         is_used: somebody came whom a limit holds for.
         events: told of refusals.
         quotas: those that requests were last held to, by their meters' keys: the `MOST_QUOTAS` that were used last.
@@ -97,6 +98,7 @@ class Limiter:
         self._posted_untold: set[RequestId] = set()
         self.lost: set[OrganizationId] = set()
         self.unsure: set[OrganizationId] = set()
+        self.awaited: set[OrganizationId] = set()
         self.has_lost = asyncio.Event()
         self._known_to_store: set[OrganizationId] = set()
         self.quotas: OrderedDict[str, tuple[OrganizationId, Metered]] = OrderedDict()
@@ -254,6 +256,7 @@ class Limiter:
         if organization_id in self._known_to_store:
             return
         self.unsure.add(organization_id)
+        self.awaited.add(organization_id)
         self.has_lost.set()
         try:
             async with asyncio.timeout(REVIVAL_S), self._revival:
@@ -266,6 +269,7 @@ class Limiter:
         async with self._revival:
             self.lost.discard(organization_id)
             self.unsure.discard(organization_id)
+            self.awaited.discard(organization_id)
             self._known_to_store.add(organization_id)
             self._revival.notify_all()
 

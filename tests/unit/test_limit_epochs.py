@@ -99,6 +99,14 @@ async def test_dead_processes_of_this_host_come_first(gateway: Gateway) -> None:
     assert (await gateway.admit(ONE)).remaining == (140,)
 
 
+async def test_what_another_process_made_known_can_be_told_though_one_has_just_died(gateway: Gateway) -> None:
+    gateway.keeping.is_recovered = lambda: False
+    await gateway.store.begin_epoch(ORGANIZATION, {DAY: 700}, ())
+    reports = LimitReports(gateway.limiter, FixedListing())
+
+    assert [each.remaining for each in await reports.of(ONE)] == [300]
+
+
 @pytest.mark.parametrize("failure", [StorageDown(), TimeoutError(), ZeroDivisionError("a bug")])
 async def test_whatever_keeps_it_from_being_known_is_tried_again(
     gateway: Gateway, failure: Exception, caplog: pytest.LogCaptureFixture
