@@ -111,9 +111,10 @@ class Books:
         if not self.is_begun and any(is_exact(use.meter) for use in ask.uses):
             return Verdict(is_admitted=False, is_lost=True)
         self.reap(REAPED_PER_ASK, now_ms)
-        verdict, reserved = decide(ask, self._standings(ask.uses, now_ms))
+        standings = self._standings(ask.uses, now_ms)
+        verdict, reserved = decide(ask, standings)
         if verdict.is_admitted and is_binding:
-            self._hold(ask, verdict, reserved, now_ms)
+            self._hold(ask, verdict, reserved, standings, now_ms)
             self._forget(len(ask.uses) + 1, now_ms)
         return verdict
 
@@ -199,15 +200,13 @@ class Books:
         return reaped
 
     def standing(self, meter: Meter, now_ms: int) -> int:
-        match meter:
-            case Bucket():
-                bucket = self.buckets.get(meter.key)
-                return level_at(meter, None if bucket is None else bucket.level, now_ms)
-            case Quota():
-                quota = self.quotas.get(meter.key)
-                return meter.amount - (quota.committed + quota.reserved if quota else 0)
-            case Lease():
-                return meter.limit - self.leases.get(meter.key, 0)
+        if isinstance(meter, Bucket):
+            bucket = self.buckets.get(meter.key)
+            return level_at(meter, None if bucket is None else bucket.level, now_ms)
+        if isinstance(meter, Quota):
+            quota = self.quotas.get(meter.key)
+            return meter.amount if quota is None else meter.amount - quota.committed - quota.reserved
+        return meter.limit - self.leases.get(meter.key, 0)
 
     def begin_epoch(
         self,
@@ -233,7 +232,13 @@ class Books:
             ask = each.ask
             if ask.request_id not in self.held and self._ended(ask.request_id) is None:
                 verdict = Verdict(is_admitted=True, granted_output=each.granted_output)
-                self._hold(ask, verdict, each.reserved, now_ms)
+                standings = self._standings(ask.uses, now_ms)
+                pairs = zip(ask.uses, standings, each.reserved, strict=True)
+                taken = [
+                    can_take(use.meter, standing, units) if isinstance(use.meter, Bucket) else units
+                    for use, standing, units in pairs
+                ]
+                self._hold(ask, verdict, taken, standings, now_ms)
                 self.held[ask.request_id].reported = each.reported_output
 
     def _stage(self, view: str, committed: Mapping[str, int], now_ms: int) -> _View:
@@ -275,23 +280,22 @@ class Books:
     def _standings(self, uses: Sequence[Use], now_ms: int) -> list[int]:
         return [self.standing(use.meter, now_ms) for use in uses]
 
-    def _hold(self, ask: Ask, verdict: Verdict, reserved: Sequence[int], now_ms: int) -> None:
-        taken = []
-        for use, units in zip(ask.uses, reserved, strict=True):
-            key = use.meter.key
-            if isinstance(use.meter, Bucket):
-                parts = self.standing(use.meter, now_ms)
-                taken.append(can_take(use.meter, parts, units))
-                self._fill(use.meter, given_back(use.meter, parts, -taken[-1])[0], now_ms)
-                continue
-            taken.append(units)
-            if isinstance(use.meter, Quota):
-                self._quota(key, now_ms).reserved += units
+    def _hold(self, ask: Ask, verdict: Verdict, reserved: Sequence[int], standings: Sequence[int], now_ms: int) -> None:
+        """
+        Args:
+            reserved: of each use, and of a bucket no more than it can take.
+        """
+        for use, units, standing in zip(ask.uses, reserved, standings, strict=True):
+            meter = use.meter
+            if isinstance(meter, Bucket):
+                self._fill(meter, standing - units * PARTS, now_ms)
+            elif isinstance(meter, Quota):
+                self._quota(meter.key, now_ms).reserved += units
             else:
-                self.leases[key] = self.leases.get(key, 0) + units
+                self.leases[meter.key] = self.leases.get(meter.key, 0) + units
         self.lease_ms, due_ms = ask.lease_ms, now_ms + ask.lease_ms
         granted = verdict.granted_output
-        held = _Held(ask, verdict, granted, tuple(taken), 0, ask.lease_ms, due_ms, due_ms, now_ms)
+        held = _Held(ask, verdict, granted, tuple(reserved), 0, ask.lease_ms, due_ms, due_ms, now_ms)
         self.held[ask.request_id] = held
         self._look_at(held)
 
@@ -311,33 +315,30 @@ class Books:
 
         Returns what is forgiven.
         """
-        forgiven = []
-        for use, free, before, after in zip(uses, freed, charged, charge, strict=True):
-            units = 0
-            match use.meter:
-                case Bucket() as bucket:
-                    parts = self.standing(bucket, now_ms)
-                    parts, units = given_back(bucket, parts, free + before - after)
-                    self._fill(bucket, parts, now_ms)
-                case Quota(key=key):
-                    quota = self._quota(key, now_ms)
-                    quota.reserved -= free
-                    quota.committed += after - before
-                case Lease(key=key) if free:
-                    self.leases[key] -= free
-                    if not self.leases[key]:
-                        del self.leases[key]
-                case Lease():
-                    pass
-            forgiven.append(units)
+        forgiven = [0] * len(uses)
+        for index, use in enumerate(uses):
+            meter, free = use.meter, freed[index]
+            if isinstance(meter, Bucket):
+                parts, units = self.standing(meter, now_ms), free + charged[index] - charge[index]
+                parts, forgiven[index] = given_back(meter, parts, units)
+                self._fill(meter, parts, now_ms)
+            elif isinstance(meter, Quota):
+                quota = self._quota(meter.key, now_ms)
+                quota.reserved -= free
+                quota.committed += charge[index] - charged[index]
+            elif free:
+                left = self.leases[meter.key] = self.leases[meter.key] - free
+                if not left:
+                    del self.leases[meter.key]
         return tuple(forgiven)
 
     def _fill(self, bucket: Bucket, parts: int, now_ms: int) -> None:
         """Set its level, which was that of the moment."""
-        kept = self.buckets.get(bucket.key)
+        key = bucket.key
+        kept = self.buckets.get(key)
         at_ms = now_ms if kept is None else max(now_ms, kept.level.at_ms)
-        self.buckets[bucket.key] = _KeptBucket(Level(parts, at_ms), bucket)
-        self.buckets.move_to_end(bucket.key)
+        self.buckets[key] = _KeptBucket(Level(parts, at_ms), bucket)
+        self.buckets.move_to_end(key)
 
     def _quota(self, key: str, now_ms: int) -> _KeptQuota:
         """To be changed."""

@@ -8,7 +8,7 @@ from gateway.domain.ids import OrganizationId, RequestId
 from gateway.domain.limits.admission import Ask, Reservation, Settlement, Verdict
 from gateway.domain.limits.meters import Quota, Use
 from gateway.domain.limits.rules import whole
-from gateway.domain.limits.validation import validate
+from gateway.domain.limits.validation import Validator, validate
 from gateway.domain.usage import TokenUsage
 from gateway.limits.books import Books
 
@@ -19,13 +19,14 @@ class MemoryLimits:
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._books: dict[OrganizationId, Books] = {}
+        self._validator = Validator()
 
     async def check(self, ask: Ask) -> Verdict:
-        validate(ask)
+        self._validator.validate(ask)
         return self._of(ask.organization_id).answer(ask, self._now_ms(), is_binding=False)
 
     async def admit(self, ask: Ask) -> Verdict:
-        validate(ask)
+        self._validator.validate(ask)
         return self._of(ask.organization_id).answer(ask, self._now_ms(), is_binding=True)
 
     async def raise_output(

@@ -12,7 +12,7 @@ import msgspec
 from gateway.domain.ids import OrganizationId, RequestId
 from gateway.domain.limits.admission import Ask, Reservation, Settlement, Verdict
 from gateway.domain.limits.meters import Quota, Use
-from gateway.domain.limits.validation import validate
+from gateway.domain.limits.validation import Validator, validate
 from gateway.domain.usage import TokenUsage
 from gateway.errors import LimitsUnavailable
 from gateway.limits.breaker import Breaker
@@ -68,6 +68,7 @@ class RedisLimits:
         self._answer_s = answer_s
         self._breaker = breaker or Breaker(FAILURES, PAUSE_S)
         self._now_ms = now_ms
+        self._validator = Validator()
         self._calls_by_digest = True
         self._told: set[tuple[str, str]] = set()
         self._doubtful: dict[RequestId, OrganizationId] = {}
@@ -201,7 +202,7 @@ class RedisLimits:
         return born_ms, age_ms
 
     async def _asked(self, ask: Ask, *, is_trial: int) -> Verdict:
-        validate(ask)
+        self._validator.validate(ask)
         uses = [packed(use) for use in ask.uses]
         answer = await self._run(
             self._admit,

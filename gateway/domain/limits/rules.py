@@ -25,7 +25,8 @@ What is decided here and said nowhere else, for every store:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import sub
 from typing import NamedTuple
 
 import msgspec
@@ -62,8 +63,12 @@ def level_at(bucket: Bucket, level: Level | None, now_ms: int) -> int:
     """In parts. A bucket that was never seen is full; time does not go back."""
     if level is None:
         return bucket.capacity * PARTS
-    parts = max(level.parts, -bucket.max_debt * PARTS)
-    return min(parts + max(now_ms - level.at_ms, 0) * bucket.parts_per_ms, bucket.capacity * PARTS)
+    parts, passed_ms = level.parts, now_ms - level.at_ms
+    if parts < 0:
+        parts = max(parts, -bucket.max_debt * PARTS)
+    if passed_ms > 0:
+        parts += passed_ms * bucket.parts_per_ms
+    return min(parts, bucket.capacity * PARTS)
 
 
 def given_back(bucket: Bucket, parts: int, units: int) -> tuple[int, int]:
@@ -94,7 +99,7 @@ def holdings(ask: Ask, output: int) -> tuple[int, ...]:
 
 def charges(uses: Sequence[Use], usage: TokenUsage) -> tuple[int, ...]:
     """Of each use, what a request costs in the end."""
-    return tuple(0 if isinstance(use.meter, Lease) else use.weights.cost(usage) for use in uses)
+    return tuple([0 if isinstance(use.meter, Lease) else use.weights.cost(usage) for use in uses])
 
 
 def decide(ask: Ask, standings: Sequence[int]) -> Decision:
@@ -102,40 +107,67 @@ def decide(ask: Ask, standings: Sequence[int]) -> Decision:
     Args:
         standings: where each of the uses' meters stands.
     """
-    most = holdings(ask, ask.max_output)
-    refusals: dict[int, _Refusal] = {}
-    shadow_refused: list[int] = []
-    for index, (use, standing, units) in enumerate(zip(ask.uses, standings, most, strict=True)):
-        refusal = _refusal(ask, use, standing, units)
-        if refusal is not None and use.meter.is_shadow:
-            shadow_refused.append(index)
-        elif refusal is not None:
-            refusals[index] = refusal
-    wholes = [whole(use.meter, standing) for use, standing in zip(ask.uses, standings, strict=True)]
-    if refusals:
+    most = TokenUsage(ask.prompt_tokens, ask.max_output)
+    expected = TokenUsage(ask.prompt_tokens, ask.expected_output)
+    left: list[int] = []
+    held: list[int] = []
+    refusals: dict[int, _Refusal | None] = {}
+    """Of those that have less than is wanted; None if that is no reason to refuse."""
+    for index, (use, standing) in enumerate(zip(ask.uses, standings, strict=True)):
+        meter = use.meter
+        if isinstance(meter, Bucket):
+            units = use.weights.cost(expected)
+            if units > meter.capacity:
+                units = _bucket_charge(ask, meter, use.weights)
+            if units * PARTS > standing:
+                refusals[index] = _bucket_refusal(ask, use, meter, standing, units)
+            standing //= PARTS
+        elif isinstance(meter, Quota):
+            units = use.weights.cost(most)
+            if units > standing and meter.is_hard:
+                refusals[index] = _quota_refusal(ask, use, standing)
+        else:
+            units = 1
+            if standing < 1:
+                refusals[index] = _Refusal()
+        left.append(standing)
+        held.append(units)
+    if not refusals:
+        verdict = Verdict(is_admitted=True, granted_output=ask.max_output, remaining=tuple(map(sub, left, held)))
+        return Decision(verdict, tuple(held))
+    return _decided(ask, standings, left, refusals)
+
+
+def _decided(
+    ask: Ask, standings: Sequence[int], left: Sequence[int], refusals: Mapping[int, _Refusal | None]
+) -> Decision:
+    """Where something has less than is wanted."""
+    is_shadow = {index: ask.uses[index].meter.is_shadow for index in refusals}
+    shadow_refused = tuple(index for index, refusal in refusals.items() if refusal is not None and is_shadow[index])
+    enforced = {index: each for index, each in refusals.items() if each is not None and not is_shadow[index]}
+    if enforced:
         verdict = Verdict(
             is_admitted=False,
-            binding=min(refusals),
-            remaining=tuple(wholes),
-            wait_ms=_wait_ms(list(refusals.values())),
-            is_never=any(refusal.is_never for refusal in refusals.values()),
-            shadow_refused=tuple(shadow_refused),
+            binding=min(enforced),
+            remaining=tuple(left),
+            wait_ms=_wait_ms(list(enforced.values())),
+            is_never=any(refusal.is_never for refusal in enforced.values()),
+            shadow_refused=shadow_refused,
         )
-        return Decision(verdict, (0,) * len(wholes))
+        return Decision(verdict, (0,) * len(left))
     granted, binding = _granted(ask, standings)
-    held = most if granted == ask.max_output else holdings(ask, granted)
-    reserved = tuple(
+    held = tuple(
         can_take(use.meter, standing, units) if isinstance(use.meter, Bucket) else units
-        for use, standing, units in zip(ask.uses, standings, held, strict=True)
+        for use, standing, units in zip(ask.uses, standings, holdings(ask, granted), strict=True)
     )
     verdict = Verdict(
         is_admitted=True,
         granted_output=granted,
         binding=binding,
-        remaining=tuple(left - units for left, units in zip(wholes, reserved, strict=True)),
-        shadow_refused=tuple(shadow_refused),
+        remaining=tuple(map(sub, left, held)),
+        shadow_refused=shadow_refused,
     )
-    return Decision(verdict, reserved)
+    return Decision(verdict, held)
 
 
 def raised(ask: Ask, granted: int, reserved: Sequence[int], standings: Sequence[int], wanted: int) -> int:
@@ -177,21 +209,16 @@ def _bucket_charge(ask: Ask, bucket: Bucket, weights: Weights) -> int:
     return min(weights.cost(TokenUsage(ask.prompt_tokens, ask.expected_output)), max(bucket.capacity, prompt))
 
 
-def _refusal(ask: Ask, use: Use, standing: int, charge: int) -> _Refusal | None:
-    """Whether the meter has too little, be it enforced or not; `charge` is a bucket's."""
-    match use.meter:
-        case Bucket() as bucket:
-            missing = charge * PARTS - standing
-            if missing <= 0:
-                return None
-            if charge > bucket.capacity or bucket.refill == 0:
-                return _Refusal(is_never=_is_never(ask, use))
-            return _Refusal(wait_ms=-(-missing // bucket.parts_per_ms))
-        case Quota() as quota:
-            least = use.weights.cost(TokenUsage(ask.prompt_tokens, ask.min_output))
-            return _Refusal(is_never=_is_never(ask, use)) if quota.is_hard and least > standing else None
-        case Lease():
-            return _Refusal() if standing < 1 else None
+def _bucket_refusal(ask: Ask, use: Use, bucket: Bucket, standing: int, charge: int) -> _Refusal:
+    """It has less than the charge, be it enforced or not."""
+    if charge > bucket.capacity or bucket.refill == 0:
+        return _Refusal(is_never=_is_never(ask, use))
+    return _Refusal(wait_ms=-(-(charge * PARTS - standing) // bucket.parts_per_ms))
+
+
+def _quota_refusal(ask: Ask, use: Use, standing: int) -> _Refusal | None:
+    least = use.weights.cost(TokenUsage(ask.prompt_tokens, ask.min_output))
+    return _Refusal(is_never=_is_never(ask, use)) if least > standing else None
 
 
 def _is_never(ask: Ask, use: Use) -> bool:

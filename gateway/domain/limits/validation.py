@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.domain.limits.admission import Ask
 from gateway.domain.limits.meters import (
     MOST_QUOTA,
@@ -13,19 +15,43 @@ from gateway.domain.limits.meters import (
     Lease,
     Meter,
     Quota,
+    Use,
     Weights,
 )
 
 MOST_LEASE_MS = 86_400_000
+MOST_SEEN = 20_000
 
 
 def validate(ask: Ask) -> None:
     """Raises ValueError."""
-    _tokens(ask)
-    if not 0 < ask.lease_ms <= MOST_LEASE_MS:
-        raise ValueError(f"lease_ms is {ask.lease_ms}, not 1 to {MOST_LEASE_MS}")
+    _figures(ask)
+    _uses(ask.uses)
+
+
+class Validator:
+    """`validate` for one that is asked for the same uses over and over: a tuple that was looked through is known again
+    as the very same one."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Use, ...]] = {}
+        """By `id`, which no other tuple has for as long as this one is kept."""
+
+    def validate(self, ask: Ask) -> None:
+        """Raises ValueError."""
+        _figures(ask)
+        uses = ask.uses
+        if self._seen.get(id(uses)) is uses:
+            return
+        _uses(uses)
+        if len(self._seen) >= MOST_SEEN:
+            self._seen.clear()
+        self._seen[id(uses)] = uses
+
+
+def _uses(uses: Sequence[Use]) -> None:
     seen: set[str] = set()
-    for use in ask.uses:
+    for use in uses:
         if use.meter.key in seen:
             raise ValueError(f"two uses of the meter {use.meter.key!r}")
         seen.add(use.meter.key)
@@ -33,13 +59,15 @@ def validate(ask: Ask) -> None:
         _weights(use.weights)
 
 
-def _tokens(ask: Ask) -> None:
+def _figures(ask: Ask) -> None:
     if not 0 <= ask.min_output <= ask.max_output:
         raise ValueError(f"min_output is {ask.min_output}, not 0 to max_output, {ask.max_output}")
     if not 0 <= ask.expected_output <= ask.max_output:
         raise ValueError(f"expected_output is {ask.expected_output}, not 0 to max_output, {ask.max_output}")
     if ask.prompt_tokens < 0 or ask.prompt_tokens + ask.max_output > MOST_TOKENS:
         raise ValueError(f"{ask.prompt_tokens} and {ask.max_output} tokens, not 0 to {MOST_TOKENS} together")
+    if not 0 < ask.lease_ms <= MOST_LEASE_MS:
+        raise ValueError(f"lease_ms is {ask.lease_ms}, not 1 to {MOST_LEASE_MS}")
 
 
 def _meter(meter: Meter) -> None:
