@@ -59,14 +59,12 @@ def apply(
     """
     wanted, mistakes = read_tenants(file)
     applied = administer(config, lambda admin, actor: _applied(admin, actor, wanted, mistakes, file, dry_run))
-    for line in _notes(applied.left_alone):
-        typer.echo(f"evenhand: note: {line}", err=True)
-    for line in map(difference_line, applied.differences):
-        typer.echo(line, err=not dry_run)
-    typer.echo(_summary(applied, dry_run), err=True)
+    try:
+        _show(applied.keys if not dry_run else ())  # first: all else can be told again
+    finally:
+        _tell(applied, dry_run)
     if dry_run:
         raise typer.Exit(WOULD_CHANGE if applied.differences else 0)
-    _show(applied.keys)
 
 
 async def _applied(
@@ -82,6 +80,14 @@ async def _applied(
     lines = list(dict.fromkeys(_on_one_line(str(each)) for each in mistakes))
     count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
     raise CommandError("\n".join([f"{file}: {count}; nothing was changed", *lines]))
+
+
+def _tell(applied: Applied, dry_run: bool) -> None:
+    for line in _notes(applied.left_alone):
+        typer.echo(f"evenhand: note: {line}", err=True)
+    for line in map(difference_line, applied.differences):
+        typer.echo(line, err=not dry_run)
+    typer.echo(_summary(applied, dry_run), err=True)
 
 
 def _on_one_line(text: str) -> str:

@@ -434,6 +434,26 @@ def test_keys_that_cannot_be_shown_are_named_for_revoking(hub: Hub) -> None:
     )
 
 
+def test_keys_are_shown_though_nothing_else_can_be_told(hub: Hub) -> None:
+    """As when what is said on stderr goes to a full disk, or to a pipe that nobody reads any more."""
+    hub.applied("[organizations.acme.teams.alpha]")  # what is logged of a first start is behind us
+    hub.file.write_text(BASE)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway.cli", "apply", str(hub.file)],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            env=dict(os.environ),
+            check=False,
+        )
+
+    (line,) = done.stdout.splitlines()
+    *owner, raw = line.split("\t")
+    assert owner == ["acme", "alpha", "agents"]
+    assert hub.holder(raw).key.name == "agents"
+
+
 # Catalogue and prices
 
 
