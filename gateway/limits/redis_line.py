@@ -7,6 +7,7 @@ from a pool, a task and two timers for each, several times the work; here it rea
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
 from typing import Any, cast
@@ -15,6 +16,7 @@ import hiredis
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
 
 _MORE = object()
+_log = logging.getLogger(__name__)
 
 
 class ErrorReply(Exception):
@@ -138,7 +140,7 @@ class _Wire(asyncio.Protocol):
             calls.append(("AUTH", address.username or "default", address.password))
         if address.db:
             calls.append(("SELECT", address.db))
-        calls += [("INFO", "server"), ("TIME",)]
+        calls += [("INFO",), ("TIME",)]
         answers: list[Any] = await asyncio.gather(*(self.ask(_packed(call)) for call in calls), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, ErrorReply):
@@ -146,7 +148,13 @@ class _Wire(asyncio.Protocol):
             if isinstance(answer, BaseException):
                 raise answer
         *_, info, (seconds, us) = answers
-        self.run_id = next((line[7:].decode() for line in info.splitlines() if line.startswith(b"run_id:")), "")
+        said = dict(line.split(":", 1) for line in info.decode(errors="replace").splitlines() if ":" in line)
+        self.run_id = said.get("run_id", "")
+        policy = said.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction" and said.get("maxmemory", "0") != "0":
+            _log.error(
+                "Redis may forget what quotas have used: its maxmemory-policy is %s, and must be noeviction", policy
+            )
         self.heard_ms(int(seconds) * 1000 + int(us) // 1000)
 
     def ask(self, packed: bytes) -> asyncio.Future[Any]:

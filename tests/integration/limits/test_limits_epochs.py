@@ -202,8 +202,11 @@ async def test_how_old_a_redis_is_and_whether_it_is_still_the_same(redis: RedisS
         assert (await one.age_ms(), await other.born_ms()) == (0, begun_ms)
         clock.now_ms += 1_234
         assert (await other.age_ms(), await one.age_ms(), await one.born_ms()) == (1_234, 1_234, begun_ms)
-        clock.now_ms -= 5_000
+        clock.now_ms -= 3_600_000  # it is not waited for until the clock says again what it said
         assert await one.age_ms() == 0
+        clock.now_ms += 700
+        assert (await one.age_ms(), await other.born_ms()) == (700, clock.now_ms - 700)
+        clock.now_ms += 1
         await raw.flushall()
         assert (await other.born_ms(), await one.born_ms()) == (clock.now_ms, clock.now_ms)
         assert clock.now_ms != begun_ms

@@ -202,6 +202,34 @@ async def test_a_redis_that_says_no_is_down_until_it_says_yes(
     assert "Redis answers again" in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("policy", "memory", "is_told"),
+    [
+        ("volatile-lru", "1gb", True),
+        ("allkeys-random", "1gb", True),
+        ("noeviction", "1gb", False),
+        ("allkeys-lru", "0", False),
+    ],
+)
+async def test_a_redis_that_may_forget_single_keys_is_told_of(
+    redis: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture, policy: str, memory: str, is_told: bool
+) -> None:
+    """Many are set up so by those who sell them. What a quota has used would be gone, and nothing else."""
+    await raw.config_set("maxmemory-policy", policy)
+    await raw.config_set("maxmemory", memory)
+    try:
+        async with opened(redis.url, Clock()) as store:
+            with caplog.at_level(logging.ERROR, "gateway.limits"):
+                await Hub(store, Clock()).left(lease(1))
+    finally:
+        await raw.config_set("maxmemory-policy", "noeviction")
+        await raw.config_set("maxmemory", "0")
+
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("gateway.limits")]
+    expected = f"Redis may forget what quotas have used: its maxmemory-policy is {policy}, and must be noeviction"
+    assert told == ([expected] if is_told else [])
+
+
 # A Redis that pauses, or dies
 
 
