@@ -2,9 +2,10 @@
 
 A share is what a limit allows divided by the number of processes, rounded down, so that all shares together are never
 more than the limit. Of a number of requests it has the fewer left, the more run already that Redis has admitted in this
-process. A rate's share begins full with every outage, whatever was left of the rate: within its first period as much as
-one more burst of the whole limit may pass. Likewise a process that ran more than its share of a number of requests when
-Redis fell silent makes up for it by taking no more itself, while others may fill theirs.
+process. A rate's share is full when a process begins, whatever is left of the rate, and refills with its part of it: as
+much as one more burst of the whole limit may pass, and while Redis falls silent over and over at most twice the rate.
+Likewise a process that ran more than its share of a number of requests when Redis fell silent makes up for it by taking
+no more itself, while others may fill theirs.
 
 Hard quotas have no shares: where one holds, requests are refused until Redis answers again. Requests that were admitted
 by a share never become known to Redis: what they use of soft quotas is in the ledger, and missing from the counter
@@ -42,7 +43,6 @@ class DegradingLimits:
     def __init__(self, store: LimitStore, *, num_processes: int, now_ms: Callable[[], int]) -> None:
         self._store = store
         self._num_processes = num_processes
-        self._now_ms = now_ms
         self._shares = MemoryLimits(now_ms)
         self._by_share: set[RequestId] = set()
         self._by_store: dict[RequestId, tuple[str, ...]] = {}  # what runs, with the keys of its leases
@@ -151,8 +151,6 @@ class DegradingLimits:
         """Raises `LimitsUnavailable` where a share may not decide."""
         if any(is_exact(use.meter) for use in ask.uses):
             raise LimitsUnavailable
-        if not self.is_degraded and not self._by_share:
-            self._shares = MemoryLimits(self._now_ms)
         self.is_degraded = True
 
     def _end(self) -> None:

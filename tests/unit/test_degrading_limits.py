@@ -181,21 +181,35 @@ async def test_reports_renew_the_leases_of_both(limits: Limits) -> None:
     assert await limits.look_at(WIDE) == [5]
 
 
-async def test_a_share_begins_full_with_every_outage_unless_somebody_holds_part_of_it(limits: Limits) -> None:
-    slow = Bucket(key="slow", capacity=100, refill=0)
+async def test_a_share_is_as_far_used_up_as_the_outage_before_left_it(limits: Limits) -> None:
+    """Were it full each time, a store that answers every other question would let any number through."""
+    slow = Use(Bucket(key="slow", capacity=9, refill=6), REQUESTS)
+    admitted = 0
+    for number in range(100):
+        away(limits)
+        verdict = await limits.admits(slow, request=f"by share {number}")
+        assert verdict.is_by_share
+        if verdict.is_admitted:
+            await limits.settles(f"by share {number}", 10, 20)
+        admitted += verdict.is_admitted
+        back(limits)
+        await limits.admits(LEASE, request=f"by store {number}")
+        assert not limits.is_degraded
+        await limits.settles(f"by store {number}", 10, 20)
+        limits.at_ms += 6_000
+
+    assert admitted == 3 + 19, "a share of 3, and 2 a minute for not quite ten minutes"
+
+
+async def test_what_runs_by_a_share_holds_its_part_in_the_next_outage_too(limits: Limits) -> None:
     away(limits)
-    await limits.admits(slow, LEASE)
-    await limits.settles("r1", 10, 20)
-    assert (await limits.admits(slow, LEASE, request="r2")).binding == 0
+    await limits.admits(LEASE)
     back(limits)
-    await limits.admits(Use(slow), request="r3")
-    away(limits)
-    assert (await limits.admits(slow, LEASE, request="r4")).remaining == (18, 0)
-    back(limits)
-    await limits.admits(Use(slow), request="r5")
+    await limits.admits(Use(LEASE), request="r2")
+    await limits.settles("r2", 10, 20)
     away(limits)
 
-    assert not (await limits.admits(LEASE, request="r6")).is_admitted
+    assert not (await limits.admits(LEASE, request="r3")).is_admitted
 
 
 async def test_whatever_else_is_asked_needs_the_store(limits: Limits) -> None:
