@@ -176,7 +176,11 @@ def refusal(
                 left = f"left of this server's share of {amount}" if is_by_share else f"of {amount} left"
                 sentence = f"The {whose} limit '{limit.name}' is reached ({max(remaining, 0)} {left})."
                 sentence += "" if wait_ms is None else f" Please try again in {wait_ms / 1000:.3f} s."
-            error = LimitExceeded(sentence, reached, is_never=needed is not None)
+            # A rate that is not refilled has no more by itself, however often it is asked for.
+            error = LimitExceeded(sentence, reached, is_never=needed is not None or not meter.refill)
+        case Lease(limit=0):
+            sentence = f"The {whose} limit '{limit.name}' allows no requests."
+            error = ConcurrencyExceeded(sentence, _reached(limit, 0, remaining, None), is_never=True)
         case Lease(limit=amount):
             subject = f"This server's share of the {whose}" if is_by_share else f"The {whose}"
             error = ConcurrencyExceeded(
@@ -186,13 +190,16 @@ def refusal(
         case Quota(amount=amount):
             period = "" if metered.period is None else f" of {metered.period.id}"
             quota = f"the {whose} quota '{limit.name}'{period}"
-            error = QuotaExceeded(
-                f"T{quota[1:]} has {max(remaining, 0)} of {amount} left, less than the request needs."
-                if needed is None
-                else f"The request is larger than {quota} ever allows ({amount}): it needs at least {needed}. "
-                "Please send a shorter prompt.",
-                _reached(limit, amount, remaining, wait_ms),
-            )
+            if needed is None:
+                sentence = f"T{quota[1:]} has {max(remaining, 0)} of {amount} left, less than the request needs."
+            elif amount == 0:
+                sentence = f"T{quota[1:]} allows nothing."
+            else:
+                sentence = (
+                    f"The request is larger than {quota} ever allows ({amount}): it needs at least {needed}. Please "
+                    "send a shorter prompt."
+                )
+            error = QuotaExceeded(sentence, _reached(limit, amount, remaining, wait_ms))
     error.is_by_share = is_by_share
     return error
 

@@ -11,7 +11,7 @@ from limiter_kit import HARD, MODEL, NOW_S, REQUESTS, RUNNING, TOKENS, limit
 from gateway.domain.ids import KeyId
 from gateway.domain.limits.periods import zone_named
 from gateway.domain.limits.plan import MeterPlan, plan_of
-from gateway.domain.limits.policy import RequestRate, Rule
+from gateway.domain.limits.policy import Concurrency, QuotaRule, RequestRate, Rule
 from gateway.errors import ConcurrencyExceeded, LimitExceeded, QuotaExceeded, ReachedLimit
 from gateway.services import refusals
 from gateway.services.refusals import QUOTA_REMEMBERED_S, REMEMBERED_S, RefusalMemory, refusal
@@ -142,6 +142,19 @@ def test_a_rate_in_debt_has_nothing_left_and_one_without_refill_names_no_time() 
     halted = refused(RequestRate(amount=0, period="day", burst=5), 0)
     assert halted.message == "The team's limit 'requests/day' is reached (0 of 5 left)."
     assert (halted.retry_after_s, halted.limit.full_ms) == (None, None)
+    assert (halted.should_retry, refused(TOKENS, -20, 1).should_retry) == (False, None)
+
+
+def test_what_allows_nothing_says_so_and_is_not_to_be_tried_again() -> None:
+    lease = refused(Concurrency(amount=0), 0)
+    assert (lease.message, lease.code) == (
+        "The team's limit 'concurrent' allows no requests.",
+        "concurrency_limit_exceeded",
+    )
+    assert (lease.should_retry, lease.retry_after_s, lease.limit.wait_ms) == (False, None, None)
+    quota = refused(QuotaRule(unit="tokens", period="day", amount=0), 0, None, needed=11)
+    assert quota.message == "The team's quota 'quota-tokens/day' of 2026-11-29 allows nothing."
+    assert quota.should_retry is False
 
 
 def test_what_a_rate_can_never_take_need_not_be_tried_again() -> None:
