@@ -119,7 +119,7 @@ class Limiter:
         kept = self._plans.get(place)
         if kept is not None:
             of, at_prices, plan = kept
-            if of is principal and at_prices == prices and now_ms < plan.valid_until_ms:
+            if of is principal and at_prices == prices and plan.valid_from_ms <= now_ms < plan.valid_until_ms:
                 return plan
         plan = _plan(principal, model, prices, now_ms)
         self.is_used |= bool(plan.uses)

@@ -236,6 +236,19 @@ async def test_a_period_begins_at_midnight_of_the_organizations_zone() -> None:
     assert await process.left() == [0], "it is charged to the day that it was admitted in"
 
 
+async def test_a_clock_that_is_set_back_leads_back_to_the_day_before() -> None:
+    """As when it was a day ahead by mistake: what is left of tomorrow is not for today's requests."""
+    process = await process_with(HARD)
+    await process.admit(Wanted(output_caps=(900,)))
+    process.clock.now += 86_400
+    await process.admit()
+    assert await process.left() == [890]
+    process.clock.now -= 86_400
+
+    assert (await process.admit()).granted == 80
+    assert await process.left() == [0]
+
+
 # Shadow limits
 
 

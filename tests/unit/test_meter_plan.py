@@ -119,6 +119,7 @@ def test_nothing_is_limited_without_limits() -> None:
 
     assert (made.uses, made.quotas, made.price, made.max_context, made.max_output) == ((), (), None, None, None)
     assert (made.is_exact, made.is_strict) == (False, False)
+    assert made.valid_from_ms == 0
     assert made.valid_until_ms > NOW_MS + 365 * 100 * DAY_MS
 
 
@@ -182,6 +183,7 @@ def test_money_goes_by_the_price_of_the_moment_and_the_plan_ends_with_it() -> No
     assert (now.price, now.uses[0].weights, now.valid_until_ms) == (weights(30), weights(30), NOW_MS + 1_000)
     later = plan(MONEY, prices=prices, now_ms=NOW_MS + 1_000)
     assert (later.price, later.uses[0].weights) == (weights(40), weights(40))
+    assert (now.valid_from_ms, later.valid_from_ms) == (NOW_MS, NOW_MS + 1_000)
     assert later.valid_until_ms == MIDNIGHT_MS + DAY_MS, "the month's end"
 
 
@@ -210,5 +212,6 @@ def test_periods_are_those_of_the_zone_and_the_plan_ends_with_the_first(zone: st
     assert made.valid_until_ms == ends_ms
     last = plan(HARD, zone=zone, now_ms=ends_ms - 1)
     first = plan(HARD, zone=zone, now_ms=ends_ms)
+    assert (made.valid_from_ms, first.valid_from_ms) == (ends_ms - DAY_MS, ends_ms)
     assert last.uses == plan(HARD, zone=zone).uses
     assert first.uses != last.uses

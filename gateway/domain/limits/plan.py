@@ -54,7 +54,8 @@ class MeterPlan(msgspec.Struct, frozen=True, kw_only=True):
         request_rates, token_rates: indices of the enforced ones.
         soft_quotas: indices of those that send work beyond them to the class `batch`.
         is_exact: there is an enforced hard quota among them.
-        valid_until_ms: another plan may hold from then on: a period ends, or a price changes.
+        valid_from_ms, valid_until_ms: another plan may hold before and from then on: a period begins or ends, or a
+            price changes. Clocks are set back, too.
     """
 
     metered: tuple[Metered, ...]
@@ -70,6 +71,7 @@ class MeterPlan(msgspec.Struct, frozen=True, kw_only=True):
     token_rates: tuple[int, ...]
     soft_quotas: tuple[int, ...]
     is_exact: bool
+    valid_from_ms: int
     valid_until_ms: int
 
 
@@ -92,7 +94,7 @@ def plan_of(
     metered = tuple(each for limit in held if (each := _metered(limit, top_ups, price, zone, now_ms)) is not None)
     contexts = [each for each in held if isinstance(each.rule, ContextSize)]
     outputs = [each for each in held if isinstance(each.rule, OutputSize)]
-    ends_ms = [each.period.end_ms for each in metered if each.period is not None]
+    periods = [each.period for each in metered if each.period is not None]
     price_changes_ms = [each.valid_from_ms for each in prices if each.model == model and each.valid_from_ms > now_ms]
     return MeterPlan(
         metered=metered,
@@ -112,7 +114,8 @@ def plan_of(
         token_rates=_where(metered, lambda rule: isinstance(rule, TokenRate)),
         soft_quotas=_where(metered, lambda rule: isinstance(rule, QuotaRule) and not rule.is_hard),
         is_exact=bool(_where(metered, lambda rule: isinstance(rule, QuotaRule) and rule.is_hard)),
-        valid_until_ms=min([*ends_ms, *price_changes_ms], default=_FOR_EVER_MS),
+        valid_from_ms=max([*(each.start_ms for each in periods), 0 if price is None else price.valid_from_ms]),
+        valid_until_ms=min([*(each.end_ms for each in periods), *price_changes_ms], default=_FOR_EVER_MS),
     )
 
 
