@@ -88,7 +88,7 @@ async def test_a_hard_quota_holds_though_a_gateway_stands_still_for_more_than_a_
     customer = await office.customer(QUOTA)
     await begun(pair, customer)
 
-    async with caller.running(frozen.url, customer.key, prompt=20, output=4_000, after=50) as running:
+    async with caller.running(frozen.url, customer.key, prompt=20, output=2_000, after=50) as running:
         frozen.send(signal.SIGSTOP)
         try:
             answers = await use_up(caller, other, customer)
