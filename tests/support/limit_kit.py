@@ -227,11 +227,13 @@ async def known(
     what: str,
     within_s: float = WITHIN_S,
 ) -> None:
-    """Wait until the limits of a customer are so, at every gateway."""
+    """Wait until the limits of a customer are so, at every gateway. Of a quota that cannot be told in Redis' first
+    seconds."""
     for gateway in cluster.gateways:
 
         async def is_known(url: str = gateway.url) -> bool:
-            return is_so(await standings(url, customer.key))
+            found = await standings_if_known(url, customer.key)
+            return found is not None and is_so(found)
 
         await eventually(is_known, f"{what}, at {gateway.name}", within_s)
 
