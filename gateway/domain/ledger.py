@@ -29,7 +29,7 @@ class Counted(msgspec.Struct, frozen=True):
     weights: Weights
 
 
-class Charge(msgspec.Struct, frozen=True, array_like=True):
+class Charge(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a request has cost of a quota, in the quota's units."""
 
     key: str
@@ -37,7 +37,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     units: int
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
+class Opening(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is known of a request when its answer begins: enough to settle it even if this process dies.
 
     Attributes:
@@ -72,7 +72,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(Charge(each.key, each.ends_at_ms, each.weights.cost(usage)) for each in self.quotas)
 
 
-class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A settled request.
 
     Attributes:

@@ -26,7 +26,7 @@ QUOTA_IDLE_MS = 40 * 86_400_000
 """A quota likewise, if nothing is reserved: longer than any period, so nobody asks for it again."""
 
 
-class _KeptBucket(msgspec.Struct):
+class _KeptBucket(msgspec.Struct, gc=False):
     """`meter` is as it was last charged, to tell whether it is full."""
 
     level: Level
@@ -46,7 +46,7 @@ class _View(msgspec.Struct):
     num_parts: int = 0
 
 
-class _Held(msgspec.Struct):
+class _Held(msgspec.Struct, gc=False):
     """A request that was admitted and has not ended.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Held(msgspec.Struct):
     heard_at_ms: int | None
 
 
-class _Ended(msgspec.Struct):
+class _Ended(msgspec.Struct, gc=False):
     uses: tuple[Use, ...]
     verdict: Verdict
     settlement: Settlement

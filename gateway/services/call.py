@@ -204,7 +204,8 @@ class Call:
         if isinstance(error, EvenhandError):
             error.is_settled = True
         try:
-            await _to_its_end(self._release())
+            if not self._is_released:
+                await _to_its_end(self._release())
         finally:
             self._settle(self._running, outcome, code)
 

@@ -22,7 +22,7 @@ from gateway.domain.ids import OrganizationId, RequestId
 from gateway.domain.limits.meters import Use
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
     Attributes:
         owner: the process that runs the request and reports of it.
@@ -44,7 +44,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     uses: tuple[Use, ...]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
     Attributes:
         granted_output: what the engine's cap may be now, over all answers; 0 if refused.
@@ -86,7 +86,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     reported_output: int = 0
 
 
-class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request has cost in the end.
 
     A bucket gets back what was reserved and not used, or loses what was used beyond, down to its debt. A quota commits
