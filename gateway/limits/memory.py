@@ -52,7 +52,7 @@ class MemoryLimits:
 
     async def look(self, organization_id: OrganizationId, uses: Sequence[Use]) -> Sequence[int]:
         books, now_ms = self._of(organization_id), self._now_ms()
-        return [whole(use.meter, books.standing(use.meter, now_ms)) for use in uses]
+        return [whole(use.meter, books.meters.standing(use.meter, now_ms)) for use in uses]
 
     async def begin_epoch(
         self,
@@ -76,7 +76,7 @@ class MemoryLimits:
         return books.is_begun
 
     async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:
-        held = self._of(organization_id).held
+        held = self._of(organization_id).requests.held
         return [request_id for request_id, each in held.items() if not owner or each.ask.owner == owner]
 
     async def born_ms(self) -> int | None:
@@ -92,5 +92,5 @@ class MemoryLimits:
         books = self._books.get(organization_id)
         if books is None:
             books = self._books[organization_id] = Books()
-        books.note_asked(self._now_ms())
+        books.requests.note_asked(self._now_ms())
         return books

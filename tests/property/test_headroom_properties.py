@@ -109,7 +109,7 @@ class Hub(Calls):
 
     def least_left(self) -> int:
         books = self.store._of(ORGANIZATION)
-        return min(books.standing(use.meter, 0) for use in self.limiter.plan(self.now, MODEL, ()).uses)
+        return min(books.meters.standing(use.meter, 0) for use in self.limiter.plan(self.now, MODEL, ()).uses)
 
     async def happen(self, what: str, num_tokens: int) -> None:
         if what == "come":

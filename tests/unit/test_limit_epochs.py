@@ -162,12 +162,12 @@ async def test_amounts_of_periods_that_are_over_for_long_are_left_out(gateway: G
     gateway.clock.now += 86_400 + 1_600
     await gateway.admit(ONE)
     assert await gateway.left(limited(HARD)) == [890]
-    yesterday = gateway.store._books[ORGANIZATION].quotas[DAY]
+    yesterday = gateway.store._books[ORGANIZATION].meters.quotas[DAY]
     assert yesterday.committed == 700, "somebody may still run"
     later = Gateway(gateway.ledger, clock=SteppedClock(gateway.clock.now + 1))
     async with later.reviving():
         await later.admit(ONE)
-    assert DAY not in later.store._books[ORGANIZATION].quotas
+    assert DAY not in later.store._books[ORGANIZATION].meters.quotas
 
 
 async def test_many_quotas_are_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

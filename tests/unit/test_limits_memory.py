@@ -12,7 +12,7 @@ from gateway.domain.limits.meters import Bucket, Lease, Meter, Quota, Use, Weigh
 from gateway.domain.limits.rules import holdings
 from gateway.domain.usage import TokenUsage
 from gateway.limit_opening import in_memory
-from gateway.limits import books
+from gateway.limits import kept_meters, kept_requests
 from gateway.limits.memory import MemoryLimits
 
 RATE = Bucket(key="rate", capacity=100, refill=60, max_debt=20)
@@ -251,7 +251,7 @@ async def test_a_reaped_one_is_corrected_once_if_its_owner_comes_after_all(limit
     await limits.admit(ask(*ALL))
     await limits.report(ORGANIZATION, {RequestId("r1"): 7}, LEASE_MS)
     await limits.reaps()
-    limits.at_ms += books.REAPED_KEPT_MS - 1
+    limits.at_ms += kept_requests.REAPED_KEPT_MS - 1
 
     corrected = await limits.settles("r1", 10, 9)
     assert corrected == Settlement(charged=(19, 19, 0), forgiven=(0, 0, 0), was_reaped=True)
@@ -392,9 +392,9 @@ async def test_meters_that_stand_as_at_first_are_forgotten_when_nobody_uses_them
         meters = [Bucket(key=f"b{number}", capacity=100, refill=1), Quota(key=f"q{number}", amount=100)]
         await limits.admit(ask(*meters, Lease(key=f"l{number}", limit=1), request=f"r{number}"))
         await limits.settles(f"r{number}", 10, 0)
-    kept = limits._books[ORGANIZATION]
+    kept = limits._books[ORGANIZATION].meters
     assert (len(kept.buckets), len(kept.quotas), len(kept.leases)) == (20, 20, 0)
-    limits.at_ms += books.QUOTA_IDLE_MS
+    limits.at_ms += kept_meters.QUOTA_IDLE_MS
 
     for number in range(10):
         await limits.admit(ask(RATE, QUOTA, request=f"new{number}"))
@@ -418,7 +418,7 @@ async def test_ended_requests_are_known_for_a_time(limits: Limits) -> None:
     await limits.settles("settled", 10, 0)
     await limits.admit(ask(request="reaped"))
     assert await limits.reaps() == ["reaped"]
-    limits.at_ms += books.REAPED_KEPT_MS
+    limits.at_ms += kept_requests.REAPED_KEPT_MS
     for request in ("one", "two"):
         await limits.admit(ask(request=request))
     await limits.settles("one", 10, 0)
@@ -429,7 +429,7 @@ async def test_ended_requests_are_known_for_a_time(limits: Limits) -> None:
 
 
 async def test_no_more_ended_requests_are_kept_than_may_be(limits: Limits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books, "MOST_KEPT", 3)
+    monkeypatch.setattr(kept_requests, "MOST_KEPT", 3)
     for number in range(5):
         await limits.admit(ask(request=f"r{number}"))
         await limits.settles(f"r{number}", 10, 0)
@@ -449,7 +449,7 @@ async def test_many_reports_leave_nothing_behind(limits: Limits) -> None:
         limits.at_ms += 1_000
         await limits.report(ORGANIZATION, {RequestId("r1"): 1}, LEASE_MS)
 
-    assert len(limits._books[ORGANIZATION].looks) == 1
+    assert len(limits._books[ORGANIZATION].requests._looks) == 1
 
 
 async def test_weights_are_those_of_the_admission(limits: Limits) -> None:
