@@ -173,12 +173,15 @@ class Call:
         try:
             events = await self._running.__anext__()
         except StopAsyncIteration:
+            await self._check_grant()
             await _to_its_end(self._release())
             raise
         except EngineDown:
             if self.grant.is_lost:
                 raise LimitsUnavailable(LOST_GRANT) from None
             raise
+        if self._limiter.may_be_given_away(self.grant):
+            await self._check_grant()
         if self._place is not None:
             self._leave_queue()
         if self._headroom is not None:
@@ -195,6 +198,13 @@ class Call:
             else:
                 self._reasons[event.reason] = None
         return events
+
+    async def _check_grant(self) -> None:
+        """Raises `LimitsUnavailable` if others have been given what the request had reserved."""
+        if self._limiter.may_be_given_away(self.grant):
+            await self._limiter.find_out(self.grant)
+        if self.grant.is_given_away:
+            raise LimitsUnavailable(LOST_GRANT)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -220,7 +230,9 @@ class Call:
         if not generation.ended:
             generation.abort()
             await generation.wait_ended(FINAL_COUNTS_S)
-        await self._limiter.settle(grant, generation.usage)
+        if self._limiter.may_be_given_away(grant):
+            await self._limiter.find_out(grant)
+        await self._limiter.settle(grant, grant.settled_usage(generation.usage))
 
     def _headroom_seen(self, headroom: Headroom, events: Sequence[GenerationEvent]) -> Sequence[GenerationEvent]:
         """Ask for more output in time; say of answers that are cut for want of it why they were."""
@@ -250,7 +262,7 @@ class Call:
                 # Never before it was opened, even if the clock was set back meanwhile.
                 closed_at_ms=max(int(self._clock.time() * 1000), self._opening.opened_at_ms),
                 outcome=outcome,
-                usage=generation.usage,
+                usage=self.grant.settled_usage(generation.usage),
                 timings=generation.timings,
                 finish_reason=",".join(self._reasons),
                 error_code=error_code,

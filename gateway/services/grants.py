@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from gateway.domain.ids import OrganizationId
 from gateway.domain.limits.admission import Ask, Reservation
 from gateway.domain.limits.plan import MeterPlan
@@ -29,6 +31,9 @@ class Grant:
         running: told of in reports; None before it runs.
         is_by_share: admitted by this process's share of its limits, since the store did not answer.
         is_lost: its reservation is gone though it runs, so it must end.
+        is_given_away: others may have been given what it had reserved beyond `reported`.
+        heard_s: when the store was last asked and answered that it holds this, by the monotonic clock.
+        reported: output tokens that the store was told of then.
     """
 
     __slots__ = (
@@ -36,8 +41,10 @@ class Grant:
         "ask",
         "caps",
         "granted",
+        "heard_s",
         "info",
         "is_by_share",
+        "is_given_away",
         "is_lost",
         "max_output",
         "model",
@@ -45,6 +52,7 @@ class Grant:
         "plan",
         "prices",
         "remaining",
+        "reported",
         "request_class",
         "running",
     )
@@ -59,6 +67,7 @@ class Grant:
         num_choices: int,
         max_output: int,
         admitted_at_ms: int,
+        heard_s: float,
     ) -> None:
         self.info = info
         self.model = model
@@ -74,6 +83,9 @@ class Grant:
         self.running: Generation | None = None
         self.is_by_share = False
         self.is_lost = False
+        self.is_given_away = False
+        self.heard_s = heard_s
+        self.reported = 0
 
     @property
     def organization_id(self) -> OrganizationId:
@@ -89,11 +101,23 @@ class Grant:
         """Tokens that it has written so far."""
         return 0 if self.running is None else self.running.usage.completion_tokens
 
-    def end(self) -> None:
+    def end(self, *, is_given_away: bool = False) -> None:
         """Its reservation is gone: it must not go on."""
         self.is_lost = True
+        self.is_given_away |= is_given_away
         if self.running is not None:
             self.running.abort()
+
+    def held(self, output: int, asked_s: float) -> None:
+        """The store has been told of so much output, and holds this."""
+        self.reported, self.heard_s = output, asked_s
+
+    def settled_usage(self, usage: TokenUsage) -> TokenUsage:
+        """What is settled of what it has used. Of one that was given away only what the store was told of in time: what
+        the engine wrote since had no place in any quota, and its caller is told that the answer failed."""
+        if not self.is_given_away or usage.completion_tokens <= self.reported:
+            return usage
+        return msgspec.structs.replace(usage, completion_tokens=self.reported)
 
     def reservation(self) -> Reservation:
         """What it holds, to be made known to a store that has lost it."""

@@ -80,8 +80,6 @@ class LimitKeeping:
         self._recovered: dict[RequestId, LedgerRow] = {}
         self._num_rounds = 0
         self._born_ms: int | None = None
-        self._heard: dict[RequestId, float] = {}
-        """When those that a hard quota holds for were last told of, or first seen, by the monotonic clock."""
 
     def posted(self, rows: Sequence[LedgerRow]) -> None:
         """Requests of this process are in the ledger."""
@@ -173,17 +171,16 @@ class LimitKeeping:
             for grant in grants.values()
             if grant.plan.is_exact and not grant.is_by_share
         ]
-        self._heard = {id_: self._heard.get(id_, now) for id_ in (grant.info.request_id for grant in exact)}
         unheard: dict[OrganizationId, list[Grant]] = {}
         for grant in exact:
-            if self._heard[grant.info.request_id] < now - due_s and not grant.is_lost:
+            if grant.heard_s < now - due_s and not grant.is_lost:
                 unheard.setdefault(grant.organization_id, []).append(grant)
         for organization_id, grants in unheard.items():
             try:
                 for begin in range(0, len(grants), CHUNK):
                     await self._report_some(organization_id, grants[begin : begin + CHUNK])
             except LimitsUnavailable:
-                ended = [grant for grant in grants if self._heard[grant.info.request_id] < now - due_s]
+                ended = [grant for grant in grants if grant.heard_s < now - due_s]
                 _log.warning("%d requests of %s end: nothing can be reported of them", len(ended), organization_id)
                 for grant in ended:
                     grant.end()
@@ -220,7 +217,7 @@ class LimitKeeping:
     async def _report_some(self, organization_id: OrganizationId, grants: Sequence[Grant]) -> None:
         limiter = self._limiter
         unheard_since = self._clock.monotonic() - limiter.lease_ms / 1000
-        unheard = {each for each, heard_at in self._heard.items() if heard_at <= unheard_since}
+        unheard = {grant.info.request_id for grant in grants if grant.heard_s <= unheard_since}
         missing = await self._missing(organization_id, grants)
         if not missing:
             return
@@ -233,13 +230,15 @@ class LimitKeeping:
         gone = [grant for grant in missing if grant.info.request_id in unheard]
         for grant in [*gone, *await self._missing(organization_id, missing)]:
             if grant.plan.is_exact and grant.info.request_id in limiter.live.get(organization_id, {}):
-                grant.end()
+                grant.end(is_given_away=True)
 
     async def _missing(self, organization_id: OrganizationId, grants: Sequence[Grant]) -> list[Grant]:
         outputs = {grant.info.request_id: grant.output for grant in grants}
-        asked_at = self._clock.monotonic()
+        asked_s = self._clock.monotonic()
         missing = set(await self._store.report(organization_id, outputs, self._limiter.lease_ms))
-        self._heard.update((each, asked_at) for each in outputs if each in self._heard)
+        for grant in grants:
+            if grant.info.request_id not in missing:
+                grant.held(outputs[grant.info.request_id], asked_s)
         live, late = self._limiter.live.get(organization_id, {}), self._limiter.late.get(organization_id, {})
         # Of those that have not ended while the store was asked.
         return [

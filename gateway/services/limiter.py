@@ -165,7 +165,8 @@ class Limiter:
         self._tell_sizes(plan, prepared.prompt_lengths, caps)
         prompt_tokens = prepared.num_prompt_tokens
         wanted = sum(caps) * num_choices
-        grant = Grant(info, model, prices, plan, caps, num_choices, wanted, int(self._clock.time() * 1000))
+        now_ms, now_s = int(self._clock.time() * 1000), self._clock.monotonic()
+        grant = Grant(info, model, prices, plan, caps, num_choices, wanted, now_ms, now_s)
         if not plan.uses:
             return grant
         min_output, max_output = min(len(caps) * num_choices, wanted), min(wanted, MOST_TOKENS - prompt_tokens)
@@ -211,6 +212,26 @@ class Limiter:
             raise LimitsUnavailable
         grant.granted = max(grant.granted, granted)
         return grant.granted
+
+    def may_be_given_away(self, grant: Grant) -> bool:
+        """A hard quota holds for it, and nothing was heard of it for a whole lease: this process stood still."""
+        if not grant.plan.is_exact or grant.is_by_share or grant.ask is None:
+            return False
+        return self._clock.monotonic() - grant.heard_s >= self.lease_ms / 1000
+
+    async def find_out(self, grant: Grant) -> None:
+        """Of one that may be given away: whether it is; then it ends."""
+        asked_s, output = self._clock.monotonic(), grant.output
+        try:
+            outputs = {grant.info.request_id: output}
+            missing = await self.store.report(grant.organization_id, outputs, self.lease_ms)
+        except LimitsUnavailable:
+            grant.end(is_given_away=True)
+            return
+        if missing:
+            grant.end(is_given_away=True)
+        else:
+            grant.held(output, asked_s)
 
     async def settle(self, grant: Grant, usage: TokenUsage) -> None:
         """The request has used this, or nothing at all. Never raises for the store: what it does not take is late."""

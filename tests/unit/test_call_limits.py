@@ -29,6 +29,7 @@ from gateway.errors import (
     Unavailable,
 )
 from gateway.services.call import LOST_GRANT, Call
+from gateway.services.limiter import LEASE_S
 
 ALL = (REQUESTS, TOKENS, RUNNING, HARD)
 FULL = [2, 100, 2, 1_000]
@@ -341,3 +342,88 @@ async def test_a_soft_quota_alone_asks_for_nothing_more_and_holds_nothing_back()
     async with await hub.call(info=info_of(limited(SOFT), "standard")) as call:
         assert (call.grant.is_clamped, call.info.request_class) == (False, "standard")
         assert len([None async for events in call for _ in events]) == 31
+
+
+# A process that stood still
+
+
+async def stood_still(hub: Calls, *, others_go_on: bool) -> None:
+    """For more than a lease, without a report; others that share the store ask on and reap, if there are any."""
+    for _ in range(4):
+        hub.clock.now += LEASE_S / 3
+        if others_go_on:
+            await hub.store.reap(ORGANIZATION, 10)
+
+
+@pytest.mark.parametrize("told_of", [0, 3])
+@pytest.mark.parametrize("num_read", [5, 30])
+async def test_what_others_were_given_while_the_process_stood_still_is_used_by_them_alone(
+    told_of: int, num_read: int
+) -> None:
+    """The engine wrote on; it is not charged, and its caller is told that the answer failed."""
+    hub = await calls(WORDS, HARD)
+
+    async def stand_still() -> None:
+        async with await hub.call() as call:
+            await hub.store.report(ORGANIZATION, {call.info.request_id: told_of}, hub.limiter.lease_ms)
+            call.grant.held(told_of, hub.clock.monotonic())
+            for _ in range(num_read):
+                await anext(call)
+            await stood_still(hub, others_go_on=True)
+            assert await hub.left() == [1_000 - 10 - told_of]
+            async for _ in call:
+                pass
+
+    with pytest.raises(LimitsUnavailable) as raised:
+        await stand_still()
+
+    assert str(raised.value) == LOST_GRANT
+    assert await hub.left() == [1_000 - 10 - told_of]
+    assert hub.records[0].usage == TokenUsage(10, told_of)
+    assert hub.generation.aborted or hub.generation.ended
+
+
+async def test_who_stood_still_with_its_store_goes_on() -> None:
+    hub = await calls(WORDS, HARD)
+    async with await hub.call() as call:
+        await anext(call)
+        await stood_still(hub, others_go_on=False)
+        async for _ in call:
+            pass
+
+    assert hub.records[0].usage == TokenUsage(10, 30)
+    assert await hub.left() == [960]
+
+
+async def test_who_cannot_find_out_after_standing_still_takes_it_for_given_away() -> None:
+    hub = await calls(WORDS, HARD)
+
+    async def stand_still() -> None:
+        async with await hub.call() as call:
+            await anext(call)
+            await stood_still(hub, others_go_on=False)
+            hub.store.report = unavailable  # type: ignore[method-assign]
+            async for _ in call:
+                pass
+
+    with pytest.raises(LimitsUnavailable):
+        await stand_still()
+
+    assert hub.records[0].usage == TokenUsage(10, 0)
+    assert await hub.left() == [990]
+
+
+@pytest.mark.parametrize("limit", [SOFT, RUNNING, TOKENS])
+async def test_without_a_hard_quota_nothing_ends_for_standing_still(limit: Any) -> None:
+    hub = await calls(WORDS, limit)
+    async with await hub.call() as call:
+        await anext(call)
+        await stood_still(hub, others_go_on=True)
+        async for _ in call:
+            pass
+
+    assert hub.records[0].usage == TokenUsage(10, 30)
+
+
+async def unavailable(*_: Any) -> Any:
+    raise LimitsUnavailable
