@@ -40,6 +40,8 @@ class DegradingLimits:
         is_degraded: the last admission was decided by a share.
     """
 
+    never_waits = False
+
     def __init__(self, store: LimitStore, *, num_processes: int, now_ms: Callable[[], int]) -> None:
         self._store = store
         self._num_processes = num_processes

@@ -16,10 +16,9 @@ QUOTA_IDLE_MS = 40 * 86_400_000
 """A quota likewise, if nothing is reserved: longer than any period, so nobody asks for it again."""
 
 
-class _KeptBucket(msgspec.Struct, gc=False):
+class _KeptBucket(Level, gc=False):
     """`meter` is as it was last charged, to tell whether it is full."""
 
-    level: Level
     meter: Bucket
 
 
@@ -40,8 +39,7 @@ class KeptMeters:
 
     def standing(self, meter: Meter, now_ms: int) -> int:
         if isinstance(meter, Bucket):
-            bucket = self.buckets.get(meter.key)
-            return level_at(meter, None if bucket is None else bucket.level, now_ms)
+            return level_at(meter, self.buckets.get(meter.key), now_ms)
         if isinstance(meter, Quota):
             quota = self.quotas.get(meter.key)
             return meter.amount if quota is None else meter.amount - quota.committed - quota.reserved
@@ -101,10 +99,10 @@ class KeptMeters:
     def forget(self, num: int, now_ms: int) -> None:
         """Look at some of the meters that nobody touched for longest: at more than one request can add."""
         for _ in range(num):
-            if not self.buckets or now_ms - next(iter(self.buckets.values())).level.at_ms < BUCKET_IDLE_MS:
+            if not self.buckets or now_ms - next(iter(self.buckets.values())).at_ms < BUCKET_IDLE_MS:
                 break
             key, bucket = self.buckets.popitem(last=False)
-            if level_at(bucket.meter, bucket.level, now_ms) < bucket.meter.capacity * PARTS:
+            if level_at(bucket.meter, bucket, now_ms) < bucket.meter.capacity * PARTS:
                 self.buckets[key] = bucket
         for _ in range(num):
             if not self.quotas or now_ms - next(iter(self.quotas.values())).at_ms < QUOTA_IDLE_MS:
@@ -117,6 +115,10 @@ class KeptMeters:
         """Set its level, which was that of the moment."""
         key = bucket.key
         kept = self.buckets.get(key)
-        at_ms = now_ms if kept is None else max(now_ms, kept.level.at_ms)
-        self.buckets[key] = _KeptBucket(Level(parts, at_ms), bucket)
+        if kept is None:
+            self.buckets[key] = _KeptBucket(parts, now_ms, bucket)
+            return
+        kept.parts, kept.meter = parts, bucket
+        if now_ms > kept.at_ms:
+            kept.at_ms = now_ms
         self.buckets.move_to_end(key)

@@ -16,6 +16,8 @@ from gateway.limits.books import Books
 class MemoryLimits:
     """Implements `gateway.services.limit_store.LimitStore`."""
 
+    never_waits = True
+
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._books: dict[OrganizationId, Books] = {}

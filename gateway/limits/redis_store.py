@@ -55,6 +55,8 @@ class RedisLimits:
         now_ms: for tests; else it is Redis' clock that counts.
     """
 
+    never_waits = False
+
     def __init__(
         self,
         url: str,

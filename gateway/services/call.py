@@ -174,7 +174,7 @@ class Call:
             events = await self._running.__anext__()
         except StopAsyncIteration:
             await self._check_grant()
-            await _to_its_end(self._release())
+            await self._release()
             raise
         except EngineDown:
             if self.grant.is_lost:
@@ -214,16 +214,21 @@ class Call:
         if isinstance(error, EvenhandError):
             error.is_settled = True
         try:
-            if not self._is_released:
-                await _to_its_end(self._release())
+            await self._release()
         finally:
             self._settle(self._running, outcome, code)
 
     async def _release(self) -> None:
-        """Stop what still runs, and settle what the request may use; once."""
+        """Stop what still runs and settle what the request may use: once, and to its end though this task is cancelled."""
         if self._is_released:
             return
         self._is_released = True
+        if self._running.ended and self._headroom is None and self._limiter.settles_at_once(self.grant):
+            await self._limiter.settle(self.grant, self._running.usage)
+        else:
+            await _to_its_end(self._release_all())
+
+    async def _release_all(self) -> None:
         generation, grant = self._running, self.grant
         if self._headroom is not None:
             await self._headroom.close()

@@ -12,7 +12,13 @@ from gateway.domain.usage import TokenUsage
 
 
 class LimitStore(Protocol):
-    """Raises `LimitsUnavailable` from every method if the store does not answer in its time."""
+    """Raises `LimitsUnavailable` from every method if the store does not answer in its time.
+
+    Attributes:
+        never_waits: no method suspends its caller; then nothing can come between a call and its end.
+    """
+
+    never_waits: bool
 
     async def check(self, ask: Ask) -> Verdict:
         """What `admit` would say now; consumes nothing."""

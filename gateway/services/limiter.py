@@ -213,6 +213,10 @@ class Limiter:
         grant.granted = max(grant.granted, granted)
         return grant.granted
 
+    def settles_at_once(self, grant: Grant) -> bool:
+        """Its settlement waits for nothing, so nothing can come between."""
+        return grant.ask is None or (self.store.never_waits and not self.may_be_given_away(grant))
+
     def may_be_given_away(self, grant: Grant) -> bool:
         """A hard quota holds for it, and nothing was heard of it for a whole lease: this process stood still."""
         if not grant.plan.is_exact or grant.is_by_share or grant.ask is None:

@@ -36,7 +36,7 @@ from gateway.domain.limits.meters import DIVISOR, MOST_TOKENS, PARTS, Bucket, Le
 from gateway.domain.usage import TokenUsage
 
 
-class Level(msgspec.Struct, frozen=True, gc=False):
+class Level(msgspec.Struct, gc=False):
     """What is kept of a bucket.
 
     Attributes:
