@@ -74,9 +74,11 @@ class KeptMeters:
         for index, use in enumerate(uses):
             meter, free = use.meter, freed[index]
             if isinstance(meter, Bucket):
-                parts, units = self.standing(meter, now_ms), free + charged[index] - charge[index]
-                parts, forgiven[index] = given_back(meter, parts, units)
-                self._fill(meter, parts, now_ms)
+                units = free + charged[index] - charge[index]
+                if units:
+                    standing = level_at(meter, self.buckets.get(meter.key), now_ms)
+                    parts, forgiven[index] = given_back(meter, standing, units)
+                    self._fill(meter, parts, now_ms)
             elif isinstance(meter, Quota):
                 quota = self.quota(meter.key, now_ms)
                 quota.reserved -= free

@@ -84,6 +84,7 @@ class Call:
         self._num_prompts = num_prompts
         self._grant: Grant | None = None
         self._headroom: Headroom | None = None
+        self._can_be_given_away = False
         self._is_released = False
         self._place: Place | None = None
         self._generation: Generation | None = None
@@ -124,6 +125,7 @@ class Call:
             place.leave()
             raise
         self._grant = grant
+        self._can_be_given_away = self._limiter.can_be_given_away(grant)
         self._place = place
         return self
 
@@ -173,14 +175,15 @@ class Call:
         try:
             events = await self._running.__anext__()
         except StopAsyncIteration:
-            await self._check_grant()
+            if self._can_be_given_away:
+                await self._check_grant()
             await self._release()
             raise
         except EngineDown:
             if self.grant.is_lost:
                 raise LimitsUnavailable(LOST_GRANT) from None
             raise
-        if self._limiter.may_be_given_away(self.grant):
+        if self._can_be_given_away:
             await self._check_grant()
         if self._place is not None:
             self._leave_queue()
@@ -201,8 +204,7 @@ class Call:
 
     async def _check_grant(self) -> None:
         """Raises `LimitsUnavailable` if others have been given what the request had reserved."""
-        if self._limiter.may_be_given_away(self.grant):
-            await self._limiter.find_out(self.grant)
+        await self._limiter.find_out(self.grant)
         if self.grant.is_given_away:
             raise LimitsUnavailable(LOST_GRANT)
 
@@ -219,7 +221,7 @@ class Call:
             self._settle(self._running, outcome, code)
 
     async def _release(self) -> None:
-        """Stop what still runs and settle what the request may use: once, and to its end though this task is cancelled."""
+        """Stop what still runs and settle what the request may use: once, and whole though this task is cancelled."""
         if self._is_released:
             return
         self._is_released = True
@@ -235,7 +237,7 @@ class Call:
         if not generation.ended:
             generation.abort()
             await generation.wait_ended(FINAL_COUNTS_S)
-        if self._limiter.may_be_given_away(grant):
+        if self._can_be_given_away:
             await self._limiter.find_out(grant)
         await self._limiter.settle(grant, grant.settled_usage(generation.usage))
 

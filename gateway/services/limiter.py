@@ -215,17 +215,17 @@ class Limiter:
 
     def settles_at_once(self, grant: Grant) -> bool:
         """Its settlement waits for nothing, so nothing can come between."""
-        return grant.ask is None or (self.store.never_waits and not self.may_be_given_away(grant))
+        return grant.ask is None or self.store.never_waits
 
-    def may_be_given_away(self, grant: Grant) -> bool:
-        """A hard quota holds for it, and nothing was heard of it for a whole lease: this process stood still."""
-        if not grant.plan.is_exact or grant.is_by_share or grant.ask is None:
-            return False
-        return self._clock.monotonic() - grant.heard_s >= self.lease_ms / 1000
+    def can_be_given_away(self, grant: Grant) -> bool:
+        """A hard quota holds for it, in a store that others can reach while this process stands still."""
+        return grant.plan.is_exact and grant.ask is not None and not grant.is_by_share and not self.store.never_waits
 
     async def find_out(self, grant: Grant) -> None:
-        """Of one that may be given away: whether it is; then it ends."""
+        """Of one that can be given away, if nothing was heard of it for a whole lease: whether it was; then it ends."""
         asked_s, output = self._clock.monotonic(), grant.output
+        if asked_s - grant.heard_s < self.lease_ms / 1000:
+            return
         try:
             outputs = {grant.info.request_id: output}
             missing = await self.store.report(grant.organization_id, outputs, self.lease_ms)
@@ -424,6 +424,8 @@ class Limiter:
         self, principal: Principal, model: str, caps: Sequence[int], num_choices: int, max_output: int
     ) -> int:
         expected = self._estimates.expected
+        if len(caps) == 1:
+            return min(max_output, num_choices * expected(principal.team_id, model, caps[0]))
         return min(max_output, num_choices * sum(expected(principal.team_id, model, cap) for cap in caps))
 
     def _learn(self, grant: Grant, usage: TokenUsage) -> None:

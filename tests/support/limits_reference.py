@@ -224,7 +224,8 @@ class SlowLimits:
                 units = story.taken[use.meter.key]
                 if story.settlement is not None:
                     units = story.settlement.charged[index] - story.settlement.forgiven[index]
-                self.touches.append(Touch(now_ms, use.meter, units))
+                if units:
+                    self.touches.append(Touch(now_ms, use.meter, units))
             elif story.settlement is not None:
                 self.committed.append((use.meter.key, -story.settlement.charged[index]))
         del self.stories[request_id]
@@ -347,7 +348,8 @@ class SlowLimits:
                 units = (story.taken[use.meter.key] if before is None else had) - charged[index]
                 below = -use.meter.max_debt - (self.level(use.meter, now_ms) + units)
                 forgiven[index] += max(floor(below), 0)
-                self.touches.append(Touch(now_ms, use.meter, units))
+                if units:
+                    self.touches.append(Touch(now_ms, use.meter, units))
             elif isinstance(use.meter, Quota):
                 self.committed.append((use.meter.key, charged[index] - had))
         story.settlement = Settlement(

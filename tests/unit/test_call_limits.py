@@ -362,6 +362,7 @@ async def test_what_others_were_given_while_the_process_stood_still_is_used_by_t
 ) -> None:
     """The engine wrote on; it is not charged, and its caller is told that the answer failed."""
     hub = await calls(WORDS, HARD)
+    hub.store.never_waits = False
 
     async def stand_still() -> None:
         async with await hub.call() as call:
@@ -383,8 +384,10 @@ async def test_what_others_were_given_while_the_process_stood_still_is_used_by_t
     assert hub.generation.aborted or hub.generation.ended
 
 
-async def test_who_stood_still_with_its_store_goes_on() -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_who_stood_still_while_nobody_asked_for_its_place_goes_on(is_shared: bool) -> None:
     hub = await calls(WORDS, HARD)
+    hub.store.never_waits = not is_shared
     async with await hub.call() as call:
         await anext(call)
         await stood_still(hub, others_go_on=False)
@@ -397,6 +400,7 @@ async def test_who_stood_still_with_its_store_goes_on() -> None:
 
 async def test_who_cannot_find_out_after_standing_still_takes_it_for_given_away() -> None:
     hub = await calls(WORDS, HARD)
+    hub.store.never_waits = False
 
     async def stand_still() -> None:
         async with await hub.call() as call:

@@ -7,7 +7,8 @@ What is decided here and said nowhere else, for every store:
 
 - A level is clipped to the capacity and debt of whoever asks, then refilled at its rate. Only a charge or a refund is
   written: who only looks leaves the level and its time as they were.
-- A settlement goes by the meters as the request was admitted with them.
+- A settlement goes by the meters as the request was admitted with them. A bucket that was charged what the request has
+  cost is left as it is.
 - What a bucket is charged beyond its debt is not kept, so it is not given back either: in whole units, since what is
   reserved is whole. So it is with shadow buckets, and with requests that are made known again: those are charged anew.
 - A check answers what was answered before to its request, or that the organization is lost, or reaps and decides: all
@@ -73,8 +74,10 @@ def level_at(bucket: Bucket, level: Level | None, now_ms: int) -> int:
 
 def given_back(bucket: Bucket, parts: int, units: int) -> tuple[int, int]:
     """A bucket at that level gets units, or loses them if they are negative: its level then, and the units forgiven."""
+    parts += units * PARTS
+    if parts >= 0:
+        return min(parts, bucket.capacity * PARTS), 0
     lowest = -bucket.max_debt * PARTS
-    parts = min(parts + units * PARTS, bucket.capacity * PARTS)
     return max(parts, lowest), max(lowest - parts, 0) // PARTS
 
 

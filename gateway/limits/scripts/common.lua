@@ -243,21 +243,28 @@ local function charges(uses, prompt, cached, output)
   return charged
 end
 
--- Of each use: no longer reserve `freed`, and charge `after` instead of `before`. Answers what debts did not take.
+-- Of each use: no longer reserve `freed`, and charge `after` instead of `before`; a bucket for which that is the same is
+-- left as it is. Answers what debts did not take.
 local function change(uses, freed, before, after)
   local first, second = opened_all(uses)
   local forgiven = {}
   for i, use in ipairs(uses) do
     local kind = use[KIND]
+    local units = freed[i] + before[i] - after[i]
     forgiven[i] = 0
     if kind == BUCKET then
-      first[i], forgiven[i] = shifted(use, first[i], freed[i] + before[i] - after[i])
-    elseif kind == QUOTA then
-      first[i], second[i] = first[i] + after[i] - before[i], second[i] - freed[i]
+      if units ~= 0 then
+        first[i], forgiven[i] = shifted(use, first[i], units)
+        keep(use, first[i], second[i])
+      end
     else
-      first[i] = first[i] - freed[i]
+      if kind == QUOTA then
+        first[i], second[i] = first[i] + after[i] - before[i], second[i] - freed[i]
+      else
+        first[i] = first[i] - freed[i]
+      end
+      keep(use, first[i], second[i])
     end
-    keep(use, first[i], second[i])
   end
   return forgiven
 end
