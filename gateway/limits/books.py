@@ -39,7 +39,8 @@ class Books:
             return known.verdict
         if not self.is_begun and any(is_exact(use.meter) for use in ask.uses):
             return Verdict(is_admitted=False, is_lost=True)
-        self.reap(REAPED_PER_ASK, now_ms)
+        if self.requests.has_due(now_ms):
+            self.reap(REAPED_PER_ASK, now_ms)
         standings = self.meters.standings(ask.uses, now_ms)
         verdict, reserved = decide(ask, standings)
         if verdict.is_admitted and is_binding:

@@ -84,6 +84,10 @@ class KeptRequests:
         if held.expires_at_ms < held.looked_at_ms:
             self._look_at(held)
 
+    def has_due(self, now_ms: int) -> bool:
+        """There may be a lease that has run out."""
+        return bool(self._looks) and self._looks[0][0] <= now_ms
+
     def expired(self, most: int, now_ms: int) -> Iterator[Held]:
         """Of the first `most` whose leases have run out, those that are not spared; they are held no longer."""
         for _ in range(most):

@@ -25,35 +25,38 @@ class MemoryLimits:
 
     async def check(self, ask: Ask) -> Verdict:
         self._validator.validate(ask)
-        return self._of(ask.organization_id).answer(ask, self._now_ms(), is_binding=False)
+        now_ms = self._now_ms()
+        return self._of(ask.organization_id, now_ms).answer(ask, now_ms, is_binding=False)
 
     async def admit(self, ask: Ask) -> Verdict:
         self._validator.validate(ask)
-        return self._of(ask.organization_id).answer(ask, self._now_ms(), is_binding=True)
+        now_ms = self._now_ms()
+        return self._of(ask.organization_id, now_ms).answer(ask, now_ms, is_binding=True)
 
     async def raise_output(
         self, organization_id: OrganizationId, request_id: RequestId, wanted: int, quotas: Sequence[Quota] = ()
     ) -> int | None:
-        return self._of(organization_id).raise_output(request_id, wanted, quotas, self._now_ms())
+        return self._of(organization_id, self._now_ms()).raise_output(request_id, wanted, quotas, self._now_ms())
 
     async def report(
         self, organization_id: OrganizationId, outputs: Mapping[RequestId, int], lease_ms: int
     ) -> Sequence[RequestId]:
-        return self._of(organization_id).report(outputs, lease_ms, self._now_ms())
+        return self._of(organization_id, self._now_ms()).report(outputs, lease_ms, self._now_ms())
 
     async def settle(
         self, organization_id: OrganizationId, request_id: RequestId, usage: TokenUsage
     ) -> Settlement | None:
-        return self._of(organization_id).settle(request_id, usage, self._now_ms())
+        now_ms = self._now_ms()
+        return self._of(organization_id, now_ms).settle(request_id, usage, now_ms)
 
     async def cancel(self, organization_id: OrganizationId, request_id: RequestId) -> bool:
-        return self._of(organization_id).cancel(request_id, self._now_ms())
+        return self._of(organization_id, self._now_ms()).cancel(request_id, self._now_ms())
 
     async def reap(self, organization_id: OrganizationId, most: int) -> Sequence[RequestId]:
-        return self._of(organization_id).reap(most, self._now_ms())
+        return self._of(organization_id, self._now_ms()).reap(most, self._now_ms())
 
     async def look(self, organization_id: OrganizationId, uses: Sequence[Use]) -> Sequence[int]:
-        books, now_ms = self._of(organization_id), self._now_ms()
+        books, now_ms = self._of(organization_id, self._now_ms()), self._now_ms()
         return [whole(use.meter, books.meters.standing(use.meter, now_ms)) for use in uses]
 
     async def begin_epoch(
@@ -71,14 +74,14 @@ class MemoryLimits:
             validate(each.ask)
             if each.ask.organization_id != organization_id or len(each.reserved) != len(each.ask.uses):
                 raise ValueError(f"{each.ask.request_id} is no reservation of {organization_id}")
-        books = self._of(organization_id)
+        books = self._of(organization_id, self._now_ms())
         books.begin_epoch(
             committed, reservations, settled, self._now_ms(), view=view, is_whole=is_whole, num_parts=num_parts
         )
         return books.is_begun
 
     async def held(self, organization_id: OrganizationId, owner: str = "") -> Sequence[RequestId]:
-        held = self._of(organization_id).requests.held
+        held = self._of(organization_id, self._now_ms()).requests.held
         return [request_id for request_id, each in held.items() if not owner or each.ask.owner == owner]
 
     async def born_ms(self) -> int | None:
@@ -90,9 +93,9 @@ class MemoryLimits:
     async def close(self) -> None:
         """Nothing is open."""
 
-    def _of(self, organization_id: OrganizationId) -> Books:
+    def _of(self, organization_id: OrganizationId, now_ms: int) -> Books:
         books = self._books.get(organization_id)
         if books is None:
             books = self._books[organization_id] = Books()
-        books.requests.note_asked(self._now_ms())
+        books.requests.note_asked(now_ms)
         return books

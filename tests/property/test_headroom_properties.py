@@ -108,7 +108,7 @@ class Hub(Calls):
         return await self._raise_output(grant, wanted)
 
     def least_left(self) -> int:
-        books = self.store._of(ORGANIZATION)
+        books = self.store._of(ORGANIZATION, 0)
         return min(books.meters.standing(use.meter, 0) for use in self.limiter.plan(self.now, MODEL, ()).uses)
 
     async def happen(self, what: str, num_tokens: int) -> None:

@@ -42,10 +42,10 @@ class PartlyAway(MemoryLimits):
         self.asked: list[tuple[str, OrganizationId]] = []
         self.is_closed = False
 
-    def _of(self, organization_id: OrganizationId) -> Any:
+    def _of(self, organization_id: OrganizationId, now_ms: int) -> Any:
         if organization_id in self.away:
             raise LimitsUnavailable
-        return super()._of(organization_id)
+        return super()._of(organization_id, now_ms)
 
     async def close(self) -> None:
         self.is_closed = True
