@@ -191,7 +191,8 @@ class GatewayMetrics:
         meters.outcome(record.outcome).inc()
         self._team(record.info.principal).observe(record)
         meters.prompt_tokens.inc(record.usage.prompt_tokens)
-        meters.cached_tokens.inc(record.usage.cached_tokens)
+        if record.usage.cached_tokens:
+            meters.cached_tokens.inc(record.usage.cached_tokens)
         meters.completion_tokens.inc(record.usage.completion_tokens)
         meters.total.observe(record.total_s)
         if record.timings is not None:
@@ -254,7 +255,8 @@ class _TeamMeters:
         usage = record.usage
         self._outcome(record.outcome).inc()
         self._prompt.inc(usage.prompt_tokens)
-        self._cached.inc(usage.cached_tokens)
+        if usage.cached_tokens:
+            self._cached.inc(usage.cached_tokens)
         self._completion.inc(usage.completion_tokens)
 
 

@@ -14,21 +14,27 @@ DEGRADED_HEADER = ("x-evenhand-limits", "degraded")
 """Of what was decided by one process's share of the limits, since Redis did not answer."""
 
 
+_REQUESTS, _TOKENS = (
+    tuple(f"x-ratelimit-{what}-{name}".encode() for what in ("limit", "remaining", "reset"))
+    for name in ("requests", "tokens")
+)
+
+
 def limit_headers(grant: Grant) -> Headers:
     """Of an admitted request."""
     headers: Headers = []
     if grant.remaining:
-        for name, indices in ((b"requests", grant.plan.request_rates), (b"tokens", grant.plan.token_rates)):
+        for names, indices in ((_REQUESTS, grant.plan.request_rates), (_TOKENS, grant.plan.token_rates)):
             if not indices:
                 continue
-            index = min(indices, key=grant.remaining.__getitem__)
-            bucket = grant.plan.uses[index].meter
+            index = indices[0] if len(indices) == 1 else min(indices, key=grant.remaining.__getitem__)
+            bucket, remaining = grant.plan.uses[index].meter, grant.remaining[index]
             assert isinstance(bucket, Bucket)
-            remaining = max(grant.remaining[index], 0)
+            limit, left, reset = names
             headers += (
-                (b"x-ratelimit-limit-" + name, b"%d" % bucket.capacity),
-                (b"x-ratelimit-remaining-" + name, b"%d" % remaining),
-                (b"x-ratelimit-reset-" + name, _reset(bucket, grant.remaining[index])),
+                (limit, b"%d" % bucket.capacity),
+                (left, b"%d" % max(remaining, 0)),
+                (reset, _reset(bucket, remaining)),
             )
     if grant.is_clamped:
         headers.append((b"x-evenhand-output-cap", b"%d" % grant.granted))
