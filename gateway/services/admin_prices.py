@@ -37,7 +37,8 @@ class Prices:
         cached: int | None = None,
         valid_from_ms: int | None = None,
     ) -> Price:
-        """A model's price from a moment on. One that holds at that moment already adds nothing, and is returned.
+        """A model's price from a moment on. One that holds then already, or now if that is past, adds nothing and is
+        returned.
 
         Args:
             prompt, completion, cached: micro-USD for a million tokens; None is what other prompt tokens cost.
@@ -82,10 +83,14 @@ async def add_price(change: Change, wanted: Price, *, may_be_past: bool) -> Pric
     """
     check_price(wanted)
     await check_model(change.work, wanted.model)
-    there = price_at(tuple(await change.work.catalog.prices()), wanted.model, wanted.valid_from_ms)
+    prices = tuple(await change.work.catalog.prices())
+    there = price_at(prices, wanted.model, wanted.valid_from_ms)
     if there is not None and there.weights == wanted.weights:
         return there
     if wanted.valid_from_ms < change.now_ms and not may_be_past:
+        current = price_at(prices, wanted.model, change.now_ms)
+        if current is not None and current.weights == wanted.weights:
+            return current  # of what is past nothing can be said any more, and from now on it is so
         raise Conflict(
             "The model has a price, so 'valid_from' must not lie in the past: what was charged stays charged.",
             param="valid_from",

@@ -14,11 +14,11 @@ from typing import Protocol
 
 from gateway.domain.ids import KeyId, OrganizationId, RequestId
 from gateway.domain.limits.admission import Ask, Verdict
-from gateway.domain.limits.meters import MOST_TOKENS, Quota
+from gateway.domain.limits.meters import MOST_TOKENS, Bucket, Quota
 from gateway.domain.limits.periods import zone_named
 from gateway.domain.limits.plan import Metered, MeterPlan, plan_of
 from gateway.domain.limits.policy import Limit, Price
-from gateway.domain.limits.rules import holdings
+from gateway.domain.limits.rules import holdings, most_output
 from gateway.domain.principal import Principal, lowest
 from gateway.domain.record import RequestInfo
 from gateway.domain.usage import TokenUsage
@@ -164,6 +164,8 @@ class Limiter:
             caps = _sized(plan, prepared.prompt_lengths, caps)
         self._tell_sizes(plan, prepared.prompt_lengths, caps)
         prompt_tokens = prepared.num_prompt_tokens
+        if plan.strict_rates:
+            caps = await self._strict(info, plan, prompt_tokens, caps, num_choices)
         wanted = sum(caps) * num_choices
         now_ms, now_s = int(self._clock.time() * 1000), self._clock.monotonic()
         grant = Grant(info, model, prices, plan, caps, num_choices, wanted, now_ms, now_s)
@@ -177,7 +179,9 @@ class Limiter:
             plan,
             prompt_tokens=prompt_tokens,
             min_output=min_output,
-            expected=max_output if plan.is_strict else self._expected(principal, model, caps, num_choices, max_output),
+            expected=max_output
+            if plan.strict_rates
+            else self._expected(principal, model, caps, num_choices, max_output),
             max_output=max_output,
         )
         verdict = await self._known(ask, self.store.admit)
@@ -412,6 +416,23 @@ class Limiter:
         self.events.refused(metered.limit)
         raise refusal(metered, remaining, wait_ms, needed=needed, is_by_share=is_by_share)
 
+    async def _strict(
+        self, info: RequestInfo, plan: MeterPlan, prompt_tokens: int, caps: Sequence[int], num_choices: int
+    ) -> Sequence[int]:
+        """The caps as strict token rates leave them: no request can write more than fits into a full one beside its
+        prompts. Raises `LimitExceeded` if that is not a token for each answer."""
+        num_answers = len(caps) * num_choices
+        for index in plan.strict_rates:
+            use = plan.uses[index]
+            assert isinstance(use.meter, Bucket)
+            most = most_output(use.weights, prompt_tokens, use.meter.capacity)
+            if most < min(num_answers, sum(caps) * num_choices):
+                needed = use.weights.cost(TokenUsage(prompt_tokens, num_answers))
+                (left,) = await self.store.look(info.principal.organization_id, [use])
+                self._refuse(plan, index, left, None, needed=needed, is_by_share=False)
+            caps = [min(cap, most // num_answers) for cap in caps]
+        return caps
+
     def _tell_sizes(self, plan: MeterPlan, lengths: Sequence[int], caps: Sequence[int]) -> None:
         """Of shadow limits on a request's size."""
         context, output = plan.shadow_context, plan.shadow_output
@@ -430,7 +451,7 @@ class Limiter:
 
     def _learn(self, grant: Grant, usage: TokenUsage) -> None:
         num_answers = len(grant.caps) * grant.num_choices
-        if usage.completion_tokens and not grant.plan.is_strict:
+        if usage.completion_tokens and not grant.plan.strict_rates:
             ask, principal = grant.ask, grant.info.principal
             assert ask is not None
             cap = max(grant.caps)

@@ -17,6 +17,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
 from gateway.domain.credential import hide_credentials
+from gateway.domain.principal import Principal
 from gateway.errors import (
     BodyTooLarge,
     ClientGone,
@@ -143,7 +144,22 @@ class ErrorResponses:
             code=error.code,
             param=error.param if error.param is not None and _is_field(error.param) else None,
             exc_info=exception if is_ours else None,
+            **_who(request),
+            **_which(error),
         )
+
+
+def _who(request: Request[Any, Any, Any]) -> dict[str, str]:
+    """Whose request it is, if that was found out."""
+    principal = request.scope.get("auth")
+    if not isinstance(principal, Principal):
+        return {}
+    return {"organization": principal.organization, "team": principal.team, "key_id": principal.key_id}
+
+
+def _which(error: EvenhandError) -> dict[str, str]:
+    """The limit that refuses."""
+    return {"limit": error.limit.name, "scope": error.limit.scope} if isinstance(error, LimitExceeded) else {}
 
 
 def _response(request: Request[Any, Any, Any], error: EvenhandError) -> Response[bytes]:

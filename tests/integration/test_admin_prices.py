@@ -83,6 +83,17 @@ async def test_only_a_model_s_first_price_may_begin_in_the_past(office: Office) 
     assert await office.admin.prices.add(ACTOR, model=MODEL, prompt=1, completion=1, valid_from_ms=NOW_MS) != first
 
 
+async def test_the_price_that_holds_now_may_be_told_with_any_moment_before(office: Office) -> None:
+    """As by a file that was written when the model had no price yet, for one that has got it by hand meanwhile."""
+    await office.admin.prices.add(ACTOR, model=MODEL, valid_from_ms=NOW_MS - 10**9, prompt=1, completion=1)
+    now = await office.admin.prices.add(ACTOR, model=MODEL, valid_from_ms=NOW_MS, **USD)
+    before = await _state(office)
+
+    for past_ms in (0, NOW_MS - 10**9 - 1, NOW_MS - 1):
+        assert await office.admin.prices.add(ACTOR, model=MODEL, valid_from_ms=past_ms, **USD) == now
+    assert await _state(office) == before
+
+
 async def test_there_is_one_price_of_a_moment(office: Office) -> None:
     done = await asyncio.gather(
         *(

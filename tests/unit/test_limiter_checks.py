@@ -114,6 +114,42 @@ async def test_a_strict_rate_must_have_room_for_all_that_may_be_written() -> Non
         await process.admit(Wanted((10,), (100,)))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "num_choices", "caps"),
+    [
+        (Wanted((10,), (500,)), 1, [90]),
+        (Wanted((10,), (500,)), 4, [22]),
+        (Wanted((10, 20), (500, 5)), 1, [35, 5]),
+        (Wanted((99,), (500,)), 1, [1]),
+        (Wanted((10,), (90,)), 1, [90]),
+        (Wanted((10,), (20,)), 1, [20]),
+    ],
+)
+async def test_no_request_writes_more_than_fits_into_a_strict_rate(
+    wanted: Wanted, num_choices: int, caps: list[int]
+) -> None:
+    process = await process_with(TokenRate(amount=100, period="hour", is_strict=True))
+    grant = await process.admit(wanted, num_choices=num_choices)
+
+    assert list(grant.caps) == caps
+    assert grant.granted == sum(caps) * num_choices
+    assert grant.remaining == (100 - wanted.num_prompt_tokens - grant.granted,)
+
+
+@pytest.mark.parametrize(("prompt", "num_choices"), [(100, 1), (98, 3), (101, 1)])
+async def test_what_has_no_room_in_a_strict_rate_for_one_token_each_is_never_taken(
+    prompt: int, num_choices: int
+) -> None:
+    process = await process_with(TokenRate(amount=100, period="hour", is_strict=True))
+    await process.admit(Wanted((10,), (20,)))
+    with pytest.raises(LimitExceeded) as caught:
+        await process.admit(Wanted((prompt,), (500,)), num_choices=num_choices)
+
+    assert caught.value.should_retry is False
+    assert f"needs at least {prompt + num_choices}" in caught.value.message
+    assert caught.value.limit.remaining == 70
+
+
 # A cheap no
 
 

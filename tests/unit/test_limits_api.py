@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 import pytest
+import structlog
+from identity_kit import PRINCIPAL
 from limiter_kit import (
     HARD,
     MODEL,
@@ -281,3 +283,24 @@ async def test_shares_of_limits_are_told_of_in_headers_and_readiness() -> None:
 )
 def test_times_are_written_as_the_vendor_s_are(ms: int, text: str) -> None:
     assert duration(ms) == text
+
+
+# What administrators see of it
+
+
+async def test_a_refusal_s_log_line_says_whose_request_and_which_limit() -> None:
+    async with opened(WORDS, REQUESTS) as hub:
+        with structlog.testing.capture_logs() as lines:
+            answers = [(await hub.chat()).status_code for _ in range(3)]
+
+    assert answers == [200, 200, 429]
+    [line] = [line for line in lines if line["event"] == "request.refused"]
+    told = {name: line.get(name) for name in ("organization", "team", "key_id", "limit", "scope", "code")}
+    assert told == {
+        "organization": PRINCIPAL.organization,
+        "team": PRINCIPAL.team,
+        "key_id": PRINCIPAL.key_id,
+        "limit": "requests/minute",
+        "scope": "key",
+        "code": "rate_limit_exceeded",
+    }

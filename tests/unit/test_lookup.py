@@ -17,7 +17,8 @@ from gateway.services import lookup as lookup_module
 from gateway.services.lookup import Found, RequestLookup
 from gateway.services.metering import row_of
 
-ID = new_request_id(1)
+ID = RequestId("req_00000000000132ef235c7387485eecda")
+"""Always the same, since it is part of tests' names."""
 TEAM, OTHER = TeamId("team_1"), TeamId("team_2")
 
 

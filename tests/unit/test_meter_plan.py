@@ -111,14 +111,14 @@ def test_meters_come_in_the_order_of_the_limits_and_sizes_have_none() -> None:
     assert [each.limit.scope for each in made.metered] == ["organization", "team", "key", "key", "key", "key"]
     assert made.uses == tuple(each.use for each in made.metered)
     assert (made.token_rates, made.request_rates, made.soft_quotas) == ((1, 4), (2,), (5,))
-    assert (made.is_exact, made.is_strict) == (True, True)
+    assert (made.is_exact, bool(made.strict_rates)) == (True, True)
 
 
 def test_nothing_is_limited_without_limits() -> None:
     made = plan()
 
     assert (made.uses, made.quotas, made.price, made.max_context, made.max_output) == ((), (), None, None, None)
-    assert (made.is_exact, made.is_strict) == (False, False)
+    assert (made.is_exact, made.strict_rates) == (False, ())
     assert made.valid_from_ms == 0
     assert made.valid_until_ms > NOW_MS + 365 * 100 * DAY_MS
 
@@ -141,7 +141,7 @@ def test_shadow_limits_are_counted_and_decide_nothing() -> None:
 
     assert [use.meter.is_shadow for use in made.uses] == [True] * 5
     assert (made.token_rates, made.request_rates, made.soft_quotas) == ((), (), ())
-    assert (made.is_exact, made.is_strict) == (False, False)
+    assert (made.is_exact, made.strict_rates) == (False, ())
     assert len(made.quotas) == 2, "they are charged in the ledger, too"
 
 

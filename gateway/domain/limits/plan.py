@@ -50,7 +50,7 @@ class MeterPlan(msgspec.Struct, frozen=True, kw_only=True):
         price: of the model's tokens; None if nobody has set any.
         max_context, max_output: tokens of one prompt with its answer, and of one answer; None is no limit.
         shadow_context, shadow_output: the same of limits that are only reported.
-        is_strict: a token rate among them must have room for all that a request may write.
+        strict_rates: indices of the enforced token rates that must have room for all that a request may write.
         request_rates, token_rates: indices of the enforced ones.
         soft_quotas: indices of those that send work beyond them to the class `batch`.
         is_exact: there is an enforced hard quota among them.
@@ -66,7 +66,7 @@ class MeterPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_output: int | None
     shadow_context: Limit | None
     shadow_output: Limit | None
-    is_strict: bool
+    strict_rates: tuple[int, ...]
     request_rates: tuple[int, ...]
     token_rates: tuple[int, ...]
     soft_quotas: tuple[int, ...]
@@ -109,7 +109,7 @@ def plan_of(
         max_output=_least([each for each in outputs if not each.is_shadow]),
         shadow_context=_smallest([each for each in contexts if each.is_shadow]),
         shadow_output=_smallest([each for each in outputs if each.is_shadow]),
-        is_strict=bool(_where(metered, lambda rule: isinstance(rule, TokenRate) and rule.is_strict)),
+        strict_rates=_where(metered, lambda rule: isinstance(rule, TokenRate) and rule.is_strict),
         request_rates=_where(metered, lambda rule: isinstance(rule, RequestRate)),
         token_rates=_where(metered, lambda rule: isinstance(rule, TokenRate)),
         soft_quotas=_where(metered, lambda rule: isinstance(rule, QuotaRule) and not rule.is_hard),
