@@ -10,10 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export MODEL DEVICE PORT  # read by the shell, so that any path survives
 
 QUICK := $(wildcard tests/unit tests/property tests/kernels)
-# Several at a time, those that take longest first; what measures time (`alone`) or is a whole server runs by itself.
-SIDE_BY_SIDE := $(wildcard tests/sim tests/integration) $(QUICK)
-SERVERS := $(wildcard tests/server tests/judges)
-JOBS ?= 2
+LONGER := $(wildcard tests/sim tests/integration tests/server tests/judges)
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check unit full bench test-console gpu gpu-dry
@@ -29,9 +26,7 @@ serve: $(VENV)/.runtime ## serve a model on this machine; Ctrl-C stops it
 	@$(BIN)/evenhand serve $(if $(MODEL),--model "$$MODEL") $(if $(DEVICE),--device "$$DEVICE") $(if $(PORT),--port "$$PORT")
 
 test: check $(VENV)/.model ## everything that CI runs (some 45 minutes on two cores)
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not gpu and not alone' -n $(JOBS) --dist loadfile
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m alone
-	$(BIN)/pytest $(SERVERS) -m 'not gpu'
+	$(BIN)/pytest $(QUICK) $(LONGER) -m 'not gpu'
 
 check: $(VENV)/.dev ## lint, format, types, import rules
 	$(BIN)/ruff check
@@ -40,10 +35,10 @@ check: $(VENV)/.dev ## lint, format, types, import rules
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev $(VENV)/.model ## the quick tests (under 3 minutes)
-	$(BIN)/pytest $(QUICK) -m 'not slow and not gpu' -n $(JOBS) --dist loadfile
+	$(BIN)/pytest $(QUICK) -m 'not slow and not gpu'
 
 full: check $(VENV)/.model ## the long versions; files its report under tests/bench/results
-	set -o pipefail; $(BIN)/pytest $(SIDE_BY_SIDE) $(SERVERS) -m 'not gpu' --hypothesis-profile full --durations 20 \
+	set -o pipefail; $(BIN)/pytest $(QUICK) $(LONGER) -m 'not gpu' --hypothesis-profile full --durations 20 \
 	    | tee tests/bench/results/full_$(shell uname -m)_$(shell date +%F).txt
 
 bench: $(VENV)/.runtime $(VENV)/.model ## static against continuous batching, on this machine

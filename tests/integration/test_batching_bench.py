@@ -17,7 +17,6 @@ ATTEMPTS = 2
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.alone
 def test_continuous_batching_doubles_the_throughput_and_fills_the_slots(smollm2_path: Path) -> None:
     config = EngineConfig(model=smollm2_path, max_sequences=8)
     loaded = build_runner(config)

@@ -41,7 +41,6 @@ def _evenhand(home: Path, *arguments: str, **settings: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.alone
 def test_a_fitted_model_tells_what_other_steps_take(smollm2_path: Path) -> None:
     loaded = build_runner(EngineConfig(model=smollm2_path, max_sequences=NUM_ROWS, kv_cache_bytes=256 << 20))
     fitted = [shape for shape in whole_grid() if shape.num_tokens_known < 500 and shape.num_decodes <= 8]

@@ -130,7 +130,6 @@ class Hub:
             await self.limiter.store.begin_epoch(OrganizationId(organization_id(n)), {}, ())
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(1800 if IS_LONG else 300)
 async def test_a_hundred_thousand_keys_cost_what_a_thousand_do(
     new_url: Callable[[str], str], redis_server: RedisServer

@@ -56,7 +56,6 @@ def conversation(num_messages: int, text: bytes) -> bytes:
     return b'{"model":"m","messages":[' + b",".join([message] * num_messages) + b"]}"
 
 
-@pytest.mark.alone
 async def test_the_loop_goes_on_while_a_large_body_full_of_halves_is_decoded() -> None:
     body = conversation(250_000, rb"\ud83d")
     started = time.perf_counter()

@@ -220,7 +220,6 @@ def test_what_is_neither_a_path_nor_in_the_catalogue_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.model
-@pytest.mark.alone
 def test_the_real_model_is_what_the_catalogue_says(smollm2_path: Path, model_folder: Path) -> None:
     started = time.perf_counter()
     found = resolve_model("smollm2-135m-instruct", model_folder.parent)
